@@ -1,0 +1,232 @@
+"""The contract between a draft source and whoever verifies its drafts.
+
+Owns the values that cross it (ProposeInputs, Draft, Commit) and its two protocols: Proposer, and the Runtime that
+the engine hands to a proposer's constructor. Knows nothing of schedulers, KV blocks, graphs or concrete proposers.
+Drafts can only cost time, never change a token: verification decides, so a proposer may guess as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+NO_TOKEN = -1
+"""Fills the unused tail of a row of draft token ids."""
+
+TokenArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ProposeInputs:
+    """What a proposer may look at for one step. The engine writes it; a proposer reads it and changes nothing.
+
+    Rows are requests in batch order; the order, and who is in it, may change from step to step. Every history is
+    verified: no draft that was rejected is ever in it.
+    """
+
+    # num_reqs entries, unique
+    request_ids: Sequence[str]
+    # num_reqs arrays, each int32 [num_tokens_i], num_tokens_i >= 1: prompt + output so far, a read-only view
+    token_ids: Sequence[TokenArray]
+    # int32 [num_reqs]: how many drafts each row may have this step, 0..k
+    num_draft_tokens: TokenArray
+    # width of the draft that is to be returned
+    k: int
+
+    def __post_init__(self) -> None:
+        num_reqs = len(self.request_ids)
+        assert len(self.token_ids) == num_reqs, (
+            f"{num_reqs} request ids but {len(self.token_ids)} histories"
+        )
+        assert self.num_draft_tokens.shape == (num_reqs,), (
+            f"num_draft_tokens has shape {self.num_draft_tokens.shape}, expected ({num_reqs},)"
+        )
+
+    @property
+    def num_reqs(self) -> int:
+        return len(self.request_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Draft:
+    """The guessed continuation of each row. A proposer writes it; the engine and the verifier read it."""
+
+    # int32 [num_reqs, k], NO_TOKEN from num_draft_tokens[i] on
+    token_ids: TokenArray
+    # int32 [num_reqs]: drafts in each row, 0..the row's allowance
+    num_draft_tokens: TokenArray
+    # float32 [num_reqs, k, vocab]: the distribution each draft was drawn from; None: drafts are deterministic
+    probs: torch.Tensor | None = None
+
+    @classmethod
+    def empty(cls, num_reqs: int, k: int) -> Draft:
+        """A draft of width k without a token in it."""
+        return cls(
+            token_ids=np.full((num_reqs, k), NO_TOKEN, dtype=np.int32),
+            num_draft_tokens=np.zeros(num_reqs, dtype=np.int32),
+        )
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int] | TokenArray], k: int) -> Draft:
+        """A draft of width k from one sequence of at most k token ids for each request."""
+        draft = cls.empty(len(rows), k)
+        for index, row in enumerate(rows):
+            assert len(row) <= k, f"row {index} has {len(row)} drafts, the width is {k}"
+            draft.token_ids[index, : len(row)] = row
+            draft.num_draft_tokens[index] = len(row)
+        return draft
+
+    def validate(self, inputs: ProposeInputs, vocab_size: int) -> None:
+        """Assert that this is a well-formed answer to inputs. Raises AssertionError naming the row."""
+        num_reqs, k = inputs.num_reqs, inputs.k
+        assert self.token_ids.shape == (num_reqs, k), (
+            f"draft token_ids have shape {self.token_ids.shape}, expected {(num_reqs, k)}"
+        )
+        assert self.num_draft_tokens.shape == (num_reqs,), (
+            f"draft num_draft_tokens has shape {self.num_draft_tokens.shape}, expected ({num_reqs},)"
+        )
+        for field, array in (("token_ids", self.token_ids), ("lengths", self.num_draft_tokens)):
+            assert array.dtype == np.int32, f"draft {field} are {array.dtype}, expected int32"
+        if self.probs is not None:
+            expected = (num_reqs, k, vocab_size)
+            assert tuple(self.probs.shape) == expected, (
+                f"draft probs have shape {tuple(self.probs.shape)}, expected {expected}"
+            )
+        _fail_on_first_row(
+            (self.num_draft_tokens < 0) | (self.num_draft_tokens > inputs.num_draft_tokens),
+            lambda row: (
+                f"{self.num_draft_tokens[row]} drafts, allowance {inputs.num_draft_tokens[row]}"
+            ),
+        )
+        live = np.arange(k)[None, :] < self.num_draft_tokens[:, None]
+        _fail_on_first_row(
+            (live & ((self.token_ids < 0) | (self.token_ids >= vocab_size))).any(axis=1),
+            lambda row: f"draft ids {self.token_ids[row].tolist()} outside [0, {vocab_size})",
+        )
+        _fail_on_first_row(
+            (~live & (self.token_ids != NO_TOKEN)).any(axis=1),
+            lambda row: (
+                f"{self.token_ids[row].tolist()} is not {NO_TOKEN} after "
+                f"{self.num_draft_tokens[row]} drafts"
+            ),
+        )
+
+
+class _Describe(Protocol):
+    def __call__(self, row: int, /) -> str: ...
+
+
+def _fail_on_first_row(bad: npt.NDArray[np.bool_] | np.bool_, describe: _Describe) -> None:
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise AssertionError(f"draft row {row}: {describe(row)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """What a step added to each request, after stops: the engine writes it, stateful proposers follow it."""
+
+    request_ids: Sequence[str]
+    # num_reqs lists of newly verified token ids: accepted drafts, then the recovered or bonus token
+    token_ids: Sequence[Sequence[int]]
+    # how many of the drafts of each request were accepted
+    num_accepted: Sequence[int]
+
+
+class Runtime(Protocol):
+    """What the engine tells a proposer about itself, once, at construction."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Target vocabulary; every draft id is in [0, vocab_size)."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest history in tokens, prompt and output together."""
+        ...
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most rows that one propose call can have."""
+        ...
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Largest k that propose is called with."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target model runs."""
+        ...
+
+
+@runtime_checkable
+class Proposer(Protocol):
+    """A source of drafts. The four flags are constants of the class and equal those of its ProposerInfo."""
+
+    @property
+    def name(self) -> str:
+        """The name it is registered under."""
+        ...
+
+    @property
+    def graph_safe(self) -> bool:
+        """Whether capture() can put it into graphs; False: it runs on the host beside the captured target."""
+        ...
+
+    @property
+    def needs_hidden_states(self) -> bool:
+        """Whether it reads the target's hidden states."""
+        ...
+
+    @property
+    def produces_probs(self) -> bool:
+        """Whether its drafts carry probs."""
+        ...
+
+    def propose(self, inputs: ProposeInputs) -> Draft:
+        """Guess at most inputs.num_draft_tokens[i] next tokens for each row, in a draft of width inputs.k."""
+        ...
+
+    def capture(self, manager: object) -> None:
+        """Capture its graphs through manager. Raises RuntimeError where graph_safe is False."""
+        ...
+
+    def on_commit(self, commit: Commit) -> None:
+        """Learn which tokens were verified, after each step. May be a no-op."""
+        ...
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop all state of these requests; ids that are not known are ignored."""
+        ...
+
+
+class HostProposer:
+    """Base of proposers that run on the host: flags, and the parts of the contract that have nothing to do."""
+
+    name: str
+    graph_safe = False
+    needs_hidden_states = False
+    produces_probs = False
+
+    def capture(self, manager: object) -> None:
+        """Refuse: nothing of a host-side proposer can be captured."""
+        raise RuntimeError(
+            f"proposer {self.name!r} runs on the host (graph_safe=False) and cannot be captured; "
+            "run it eagerly beside the captured target"
+        )
+
+    def on_commit(self, commit: Commit) -> None:
+        """Nothing to follow: the verified history comes with every propose call."""
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing is kept between calls."""

@@ -1,0 +1,145 @@
+"""n-gram proposer: repeats what followed the last occurrence of the newest tokens (prompt lookup).
+
+Owns one incremental index for each request, from every n-gram of its history to where the most recent
+continuation starts. Needs no model and no notice of commits: the history handed to propose is its only source,
+and its drafts are a function of that history alone. See docs/proposers/ngram.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from proposers.base import Draft, HostProposer, ProposeInputs, Runtime, TokenArray
+from proposers.info import OptionInfo, ProposerInfo, ProposerSpec, int_option
+
+_LARGEST_NGRAM_SIZE = 64
+_TOKEN_BYTES = np.dtype(np.int32).itemsize
+
+INFO = ProposerInfo(
+    name="ngram",
+    summary="copies what followed the longest, then most recent, match of the newest tokens",
+    kind="host",
+    options=(
+        OptionInfo(
+            name="max_ngram_size", default=5, doc="longest suffix that is looked up, tokens"
+        ),
+        OptionInfo(name="min_ngram_size", default=2, doc="shortest suffix that may draft, tokens"),
+    ),
+)
+
+
+class NgramIndex:
+    """Every n-gram of one history that has a continuation, n in [min_size, max_size], most recent wins.
+
+    Writes are amortised: each token of a growing history is indexed once, under max_size - min_size + 1 keys.
+    """
+
+    __slots__ = ("_history", "_min_size", "_max_size", "_starts", "num_writes")
+
+    def __init__(self, min_size: int, max_size: int) -> None:
+        self._min_size = min_size
+        self._max_size = max_size
+        # bytes of the indexed tokens, kept to notice a history that is not a continuation of them
+        self._history = bytearray()
+        # bytes of an n-gram -> index of the token after its last occurrence; sizes cannot collide,
+        # since keys of different sizes have different lengths
+        self._starts: dict[bytes, int] = {}
+        self.num_writes = 0
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def update(self, token_ids: TokenArray) -> None:
+        """Bring the index up to the history [num_tokens], from scratch if it does not continue the last one."""
+        # The last token is left out: the n-grams that end in it have no continuation yet.
+        num_indexed, num_tokens = len(self._history) // _TOKEN_BYTES, len(token_ids) - 1
+        # One memcmp tells a reused request id or a shortened history from a grown one, exactly.
+        if num_indexed > num_tokens or self._history != token_ids[:num_indexed].tobytes():
+            self._history.clear()
+            self._starts.clear()
+            num_indexed = 0
+        if num_indexed < num_tokens:
+            self._add(token_ids, num_indexed, num_tokens)
+
+    def _add(self, token_ids: TokenArray, first: int, last: int) -> None:
+        """Index the n-grams that end in tokens [first, last)."""
+        origin = max(0, first - self._max_size + 1)
+        window = token_ids[origin:last].tobytes()
+        starts = self._starts
+        for end in range(first + 1, last + 1):
+            stop = (end - origin) * _TOKEN_BYTES
+            for size in range(self._min_size, min(self._max_size, end) + 1):
+                starts[window[stop - size * _TOKEN_BYTES : stop]] = end
+                self.num_writes += 1
+        self._history += window[(first - origin) * _TOKEN_BYTES :]
+
+    def find(self, token_ids: TokenArray) -> tuple[int, int]:
+        """(size of the longest matching suffix, start of its latest continuation); (0, 0) where nothing matches."""
+        tail = token_ids[-self._max_size :].tobytes()
+        found = (0, 0)
+        # A suffix that occurred before contains every shorter one, so climb until the first miss.
+        for size in range(self._min_size, min(self._max_size, len(token_ids)) + 1):
+            start = self._starts.get(tail[len(tail) - size * _TOKEN_BYTES :])
+            if start is None:
+                break
+            found = (size, start)
+        return found
+
+
+def continue_from(token_ids: TokenArray, start: int, num_tokens: int) -> TokenArray:
+    """num_tokens tokens from start on; where the history ends, the copy goes on into itself.
+
+    So a history that has begun to repeat with period len(token_ids) - start keeps that period for any num_tokens.
+    """
+    known = token_ids[start : start + num_tokens]
+    return known if len(known) == num_tokens else np.resize(known, num_tokens)
+
+
+class NgramProposer(HostProposer):
+    """Drafts by prompt lookup in each request's own history, prompt included."""
+
+    name = INFO.name
+
+    def __init__(self, *, min_ngram_size: int = 2, max_ngram_size: int = 5) -> None:
+        assert 1 <= min_ngram_size <= max_ngram_size, "n-gram sizes are 1 <= min <= max"
+        self._min_size = min_ngram_size
+        self._max_size = max_ngram_size
+        self._indexes: dict[str, NgramIndex] = {}
+
+    def propose(self, inputs: ProposeInputs) -> Draft:
+        """Drafts [num_reqs, k]; a row without a match, or without an allowance, is empty."""
+        draft = Draft.empty(inputs.num_reqs, inputs.k)
+        allowances = inputs.num_draft_tokens.tolist()
+        for row, request_id in enumerate(inputs.request_ids):
+            if allowances[row] == 0:
+                continue
+            tokens = self._draft_row(request_id, inputs.token_ids[row], allowances[row])
+            draft.token_ids[row, : len(tokens)] = tokens
+            draft.num_draft_tokens[row] = len(tokens)
+        return draft
+
+    def _draft_row(self, request_id: str, token_ids: TokenArray, allowance: int) -> TokenArray:
+        index = self._indexes.get(request_id)
+        if index is None:
+            index = self._indexes[request_id] = NgramIndex(self._min_size, self._max_size)
+        index.update(token_ids)
+        size, start = index.find(token_ids)
+        return continue_from(token_ids, start, allowance if size else 0)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Free the indexes of these requests."""
+        for request_id in request_ids:
+            self._indexes.pop(request_id, None)
+
+
+def build(options: Mapping[str, object], runtime: Runtime) -> NgramProposer:
+    """An NgramProposer from user options. Raises ValueError for unknown keys and values out of range."""
+    resolved = INFO.resolve(options)
+    largest = int_option(INFO.name, resolved, "max_ngram_size", low=1, high=_LARGEST_NGRAM_SIZE)
+    smallest = int_option(INFO.name, resolved, "min_ngram_size", low=1, high=largest)
+    return NgramProposer(min_ngram_size=smallest, max_ngram_size=largest)
+
+
+SPEC = ProposerSpec(info=INFO, factory=build)

@@ -1,0 +1,147 @@
+"""Names of draft sources: which exist, which are planned, which never will be, and how to build one.
+
+Owns the registrations and the entry-point group through which third parties add theirs. The only place that
+knows concrete proposers; adding one is its file and one line here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+from proposers import mock_specs, ngram
+from proposers.base import Proposer, Runtime
+from proposers.info import ProposerInfo, ProposerSpec
+
+ENTRY_POINT_GROUP = "graphengine.proposers"
+"""An entry point of this group is named like the proposer and points to its ProposerSpec."""
+
+_SPECS: tuple[ProposerSpec, ...] = (
+    ngram.SPEC,
+    *mock_specs.SPECS,
+)
+
+_PLANNED_REASON = "not built yet"
+_REFUSED: tuple[ProposerInfo, ...] = (
+    ProposerInfo(
+        name="suffix",
+        summary="frequency tree over a request's own and earlier outputs",
+        kind="host",
+        status="planned",
+        reason=_PLANNED_REASON,
+    ),
+    ProposerInfo(
+        name="draft_model",
+        summary="a smaller model of the same vocabulary",
+        kind="device",
+        graph_safe=True,
+        produces_probs=True,
+        status="planned",
+        reason=_PLANNED_REASON,
+    ),
+    ProposerInfo(
+        name="eagle",
+        summary="a trained head over the target's hidden states (EAGLE-1/2/3)",
+        kind="device",
+        graph_safe=True,
+        needs_hidden_states=True,
+        produces_probs=True,
+        status="planned",
+        reason=_PLANNED_REASON,
+    ),
+    ProposerInfo(
+        name="mtp",
+        summary="the checkpoint's own multi-token-prediction layers",
+        kind="device",
+        graph_safe=True,
+        needs_hidden_states=True,
+        produces_probs=True,
+        status="planned",
+        reason=_PLANNED_REASON,
+    ),
+    ProposerInfo(
+        name="medusa",
+        summary="independent heads, one for each future position",
+        kind="device",
+        status="unsupported",
+        reason="its heads ignore each other's choice and pay off only in trees, which are not verified here",
+    ),
+    ProposerInfo(
+        name="tree",
+        summary="token trees, several candidates for each position (EAGLE-2 trees, SpecInfer, Sequoia)",
+        kind="device",
+        status="unsupported",
+        reason="verification is over one chain: a captured shape is (num_reqs, k + 1) rows under a chain mask",
+    ),
+    ProposerInfo(
+        name="lookahead",
+        summary="Jacobi iteration with an n-gram pool filled by the target itself",
+        kind="device",
+        status="unsupported",
+        reason="it needs a verification mask of its own; drafts here are one chain under a chain mask",
+    ),
+)
+
+
+def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Proposer:
+    """Build the proposer registered as name with its own options.
+
+    Raises ValueError, listing the valid names, for a name that is unknown, planned, unsupported or registered twice,
+    and whatever ValueError the proposer raises for its options.
+    """
+    third_party = _third_party()
+    builtin = {spec.info.name: spec for spec in _SPECS}
+    if name in builtin:
+        return builtin[name].factory(options, runtime)
+    if name in third_party:
+        return _load(third_party[name]).factory(options, runtime)
+    valid = ", ".join([*(spec.info.name for spec in _public()), *third_party])
+    for info in _REFUSED:
+        if info.name == name:
+            raise ValueError(
+                f"proposer {name!r} is {info.status}: {info.reason}; use one of: {valid}"
+            )
+    raise ValueError(f"unknown proposer {name!r}; use one of: {valid}")
+
+
+def infos(*, testing: bool = False) -> list[ProposerInfo]:
+    """Rows of the support matrix: built, third-party, planned, unsupported; the scripted ones only if testing.
+
+    Raises ValueError where an entry point cannot be loaded or its name is taken.
+    """
+    own = [spec.info for spec in (_SPECS if testing else _public())]
+    others = [_load(entry_point).info for entry_point in _third_party().values()]
+    return [*own, *others, *_REFUSED]
+
+
+def _public() -> list[ProposerSpec]:
+    return [spec for spec in _SPECS if spec.info.status != "testing"]
+
+
+def _third_party() -> dict[str, EntryPoint]:
+    """Installed entry points by name, none imported yet."""
+    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
+    taken = Counter(point.name for point in found)
+    taken.update(spec.info.name for spec in _SPECS)
+    taken.update(info.name for info in _REFUSED)
+    for point in found:
+        if taken[point.name] > 1:
+            raise ValueError(
+                f"proposer name {point.name!r} of entry point {point.value!r} is registered twice; "
+                f"rename it or uninstall one of the packages that define it"
+            )
+    return {point.name: point for point in found}
+
+
+def _load(point: EntryPoint) -> ProposerSpec:
+    origin = f"entry point {point.name!r} = {point.value!r} of group {ENTRY_POINT_GROUP!r}"
+    try:
+        spec = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{origin} cannot be loaded: {error}") from error
+    if not isinstance(spec, ProposerSpec):
+        raise ValueError(f"{origin} is a {type(spec).__name__}; it must be a ProposerSpec")
+    if spec.info.name != point.name:
+        raise ValueError(f"{origin} is named {spec.info.name!r} in its info; the two must agree")
+    return spec
