@@ -1,8 +1,9 @@
 """The contract between a draft source and whoever verifies its drafts.
 
-Owns the values that cross it (ProposeInputs, Draft, Commit) and its two protocols: Proposer, and the Runtime that
-the engine hands to a proposer's constructor. Knows nothing of schedulers, KV blocks, graphs or concrete proposers.
-Drafts can only cost time, never change a token: verification decides, so a proposer may guess as it likes.
+Owns the values that cross it (ProposeInputs, Draft, Commit) and its two protocols: Proposer, and
+the Runtime that the engine hands to a proposer's constructor. Knows nothing of schedulers, KV
+blocks, graphs or concrete proposers. Drafts can only cost time, never change a token: verification
+decides, so a proposer may guess as it likes.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ TokenArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ProposeInputs:
-    """What a proposer may look at for one step. The engine writes it; a proposer reads it and changes nothing.
+    """What a proposer may look at for one step. The engine writes it, a proposer only reads it.
 
-    Rows are requests in batch order; the order, and who is in it, may change from step to step. Every history is
-    verified: no draft that was rejected is ever in it.
+    Rows are requests in batch order; the order, and who is in it, may change from step to step.
+    Every history is verified: no draft that was rejected is ever in it.
     """
 
     # num_reqs entries, unique
     request_ids: Sequence[str]
-    # num_reqs arrays, each int32 [num_tokens_i], num_tokens_i >= 1: prompt + output so far, a read-only view
+    # num_reqs arrays, each int32 [num_tokens_i], num_tokens_i >= 1: prompt + output so far, a
+    # read-only view
     token_ids: Sequence[TokenArray]
     # int32 [num_reqs]: how many drafts each row may have this step, 0..k
     num_draft_tokens: TokenArray
@@ -56,13 +58,14 @@ class ProposeInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Draft:
-    """The guessed continuation of each row. A proposer writes it; the engine and the verifier read it."""
+    """The guessed continuation of each row. A proposer writes it; engine and verifier read it."""
 
     # int32 [num_reqs, k], NO_TOKEN from num_draft_tokens[i] on
     token_ids: TokenArray
     # int32 [num_reqs]: drafts in each row, 0..the row's allowance
     num_draft_tokens: TokenArray
-    # float32 [num_reqs, k, vocab]: the distribution each draft was drawn from; None: drafts are deterministic
+    # float32 [num_reqs, k, vocab]: the distribution each draft was drawn from; None: drafts are
+    # deterministic
     probs: torch.Tensor | None = None
 
     @classmethod
@@ -84,13 +87,13 @@ class Draft:
         return draft
 
     def validate(self, inputs: ProposeInputs, vocab_size: int) -> None:
-        """Assert that this is a well-formed answer to inputs. Raises AssertionError naming the row."""
+        """Assert that this answers inputs as promised; the AssertionError names the row."""
         num_reqs, k = inputs.num_reqs, inputs.k
         assert self.token_ids.shape == (num_reqs, k), (
             f"draft token_ids have shape {self.token_ids.shape}, expected {(num_reqs, k)}"
         )
         assert self.num_draft_tokens.shape == (num_reqs,), (
-            f"draft num_draft_tokens has shape {self.num_draft_tokens.shape}, expected ({num_reqs},)"
+            f"draft lengths have shape {self.num_draft_tokens.shape}, expected ({num_reqs},)"
         )
         for field, array in (("token_ids", self.token_ids), ("lengths", self.num_draft_tokens)):
             assert array.dtype == np.int32, f"draft {field} are {array.dtype}, expected int32"
@@ -131,7 +134,7 @@ def _fail_on_first_row(bad: npt.NDArray[np.bool_] | np.bool_, describe: _Describ
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """What a step added to each request, after stops: the engine writes it, stateful proposers follow it."""
+    """What a step added to each request, after stops. Written by the engine."""
 
     request_ids: Sequence[str]
     # num_reqs lists of newly verified token ids: accepted drafts, then the recovered or bonus token
@@ -171,7 +174,7 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class Proposer(Protocol):
-    """A source of drafts. The four flags are constants of the class and equal those of its ProposerInfo."""
+    """A source of drafts. Name and flags are constants, equal to those of its ProposerInfo."""
 
     @property
     def name(self) -> str:
@@ -180,7 +183,7 @@ class Proposer(Protocol):
 
     @property
     def graph_safe(self) -> bool:
-        """Whether capture() can put it into graphs; False: it runs on the host beside the captured target."""
+        """Whether capture() can put it into graphs; otherwise it runs beside the captured target."""
         ...
 
     @property
@@ -194,7 +197,7 @@ class Proposer(Protocol):
         ...
 
     def propose(self, inputs: ProposeInputs) -> Draft:
-        """Guess at most inputs.num_draft_tokens[i] next tokens for each row, in a draft of width inputs.k."""
+        """Guess up to inputs.num_draft_tokens[i] next tokens of row i, in a draft of width k."""
         ...
 
     def capture(self, manager: object) -> None:
@@ -211,7 +214,7 @@ class Proposer(Protocol):
 
 
 class HostProposer:
-    """Base of proposers that run on the host: flags, and the parts of the contract that have nothing to do."""
+    """Base of proposers that run on the host: their flags, and what they have no need to do."""
 
     name: str
     graph_safe = False

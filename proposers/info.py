@@ -1,6 +1,7 @@
 """What the registry can say about a proposer without building it: the rows of the support matrix.
 
-Owns ProposerInfo, its options and their resolution against what a user gave. Knows no concrete proposer.
+Owns ProposerInfo, its options and their resolution against what a user gave. Knows no concrete
+proposer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ProposerInfo:
     options: tuple[OptionInfo, ...] = ()
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, object]:
-        """Defaults overlaid with what was given. Raises ValueError for a key that is not an option."""
+        """Defaults overlaid with what was given. Raises ValueError for a key that is no option."""
         allowed = {option.name: option.default for option in self.options}
         for key in given:
             if key not in allowed:
@@ -55,7 +56,7 @@ ProposerFactory = Callable[[Mapping[str, object], Runtime], Proposer]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposerSpec:
-    """One registration: what it is, and how to build it. Third-party entry points name an instance of this."""
+    """One registration: what it is and how to build it. Entry points name an instance of this."""
 
     info: ProposerInfo
     factory: ProposerFactory
@@ -64,10 +65,11 @@ class ProposerSpec:
 def int_option(
     proposer: str, options: Mapping[str, object], key: str, *, low: int, high: int
 ) -> int:
-    """options[key] as an int in [low, high]. Raises ValueError naming the option, the value and the range."""
+    """options[key] as an int in [low, high]. Raises ValueError naming key, value and range."""
     value = options[key]
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(
-            f"proposer {proposer!r}: {key}={value!r} is not allowed; give an integer from {low} to {high}"
+            f"proposer {proposer!r}: {key}={value!r} is not allowed; "
+            f"give an integer from {low} to {high}"
         )
     return value

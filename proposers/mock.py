@@ -1,8 +1,8 @@
 """Scripted proposers behind the normal interface, for tests of everything that verifies drafts.
 
-Owns the recorded streams that they draft from (taken from a run without speculation) and the five scripts:
-oracle, junk, accept-exactly-j, ragged, empty. Each draft is a function of the script, the request id and the
-history alone, so that reordering, preemption and batch mates cannot change it.
+Owns the recorded streams that they draft from (taken from a run without speculation) and the five
+scripts: oracle, junk, accept-exactly-j, ragged, empty. Each draft is a function of the script, the
+request id and the history alone, so that reordering, preemption and batch mates cannot change it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from proposers.base import Commit, Draft, HostProposer, ProposeInputs, TokenArray
 
 Records = Mapping[str | tuple[int, ...], Sequence[int]]
-"""Recorded streams. Key = request id: the whole stream, prompt included. Key = prompt: the output after it."""
+"""Recorded streams: request id -> whole stream, prompt included; prompt -> output after it."""
 
 
 class RecordedStreams:
@@ -32,13 +32,15 @@ class RecordedStreams:
     def next_tokens(
         self, request_id: str, history: TokenArray, num_tokens: int
     ) -> list[int] | None:
-        """Up to num_tokens true next tokens, fewer at the end of the recording; None without a recording.
+        """Up to num_tokens true next tokens, fewer at the recording's end; None without one.
 
-        Raises AssertionError where the history has left the recording: the run under test is not the recorded one.
+        Raises AssertionError where the history has left the recording: the run under test is not
+        the recorded one.
         """
         known = history.tolist()
         stream = self._by_id.get(request_id)
-        # With several prompts that begin this history, the longest is the one that was recorded from it.
+        # With several prompts that begin this history, the longest is the one that was recorded
+        # from it.
         for length in self._prompt_lengths if stream is None else ():
             stream = self._by_prompt.get(tuple(known[:length]))
             if stream is not None:
@@ -55,7 +57,7 @@ class RecordedStreams:
 
 
 class MockProposer(HostProposer):
-    """Base of the scripts: a subclass writes one row. Keeps what it was told, for tests to look at."""
+    """Base of the scripts: a subclass writes one row. Keeps what it is told, for tests."""
 
     def __init__(self, *, vocab_size: int, records: Records | None = None) -> None:
         assert vocab_size >= 2, "junk needs a second token"
@@ -112,7 +114,7 @@ class OracleProposer(MockProposer):
 
 
 class JunkProposer(MockProposer):
-    """Drafts that are never accepted: not the recorded tokens; without a recording, token_id over and over."""
+    """Drafts that are never accepted: none of the recorded tokens; unrecorded, only token_id."""
 
     name = "mock-junk"
 
@@ -130,7 +132,7 @@ class JunkProposer(MockProposer):
 
 
 class AcceptExactly(MockProposer):
-    """Drafts num_accepted recorded tokens, then junk: exactly that many are accepted of a longer draft."""
+    """Drafts num_accepted recorded tokens, then junk: just those of a longer draft are accepted."""
 
     name = "mock-accept-exactly"
 
@@ -147,9 +149,10 @@ class AcceptExactly(MockProposer):
 
 
 class RaggedProposer(MockProposer):
-    """Drafts of 0..allowance tokens, each recorded with probability true_fraction and junk otherwise.
+    """Drafts 0..allowance tokens, each the recorded one with probability true_fraction, or junk.
 
-    Without a recording every draft is junk. The schedule is drawn from (seed, request id, history length).
+    Without a recording every draft is junk. The schedule is drawn from (seed, request id, history
+    length).
     """
 
     name = "mock-ragged"

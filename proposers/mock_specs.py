@@ -1,6 +1,7 @@
-"""Registrations of the scripted proposers, so that tests can reach them by name and options like any other.
+"""Registrations of the scripted proposers: tests reach them by name and options like any other.
 
-Owns their infos, options and factories. Knows nothing of what the scripts do: that is proposers.mock.
+Owns their infos, options and factories. Knows nothing of what the scripts do: that is
+proposers.mock.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def _records(proposer: str, options: Mapping[str, object]) -> Records | None:
         return None
     if not isinstance(value, Mapping) or not all(isinstance(key, str | tuple) for key in value):
         raise ValueError(
-            f"proposer {proposer!r}: records={type(value).__name__} is not allowed; give a mapping whose "
-            "keys are request ids (str) or prompts (tuple of token ids)"
+            f"proposer {proposer!r}: records={type(value).__name__} is not allowed; give a "
+            "mapping whose keys are request ids (str) or prompts (tuple of token ids)"
         )
     return value
 

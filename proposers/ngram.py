@@ -1,8 +1,9 @@
 """n-gram proposer: repeats what followed the last occurrence of the newest tokens (prompt lookup).
 
-Owns one incremental index for each request, from every n-gram of its history to where the most recent
-continuation starts. Needs no model and no notice of commits: the history handed to propose is its only source,
-and its drafts are a function of that history alone. See docs/proposers/ngram.md.
+Owns one incremental index for each request, from every n-gram of its history to where the most
+recent continuation starts. Needs no model and no notice of commits: the history handed to propose
+is its only source, and its drafts are a function of that history alone. See
+docs/proposers/ngram.md.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ INFO = ProposerInfo(
 
 
 class NgramIndex:
-    """Every n-gram of one history that has a continuation, n in [min_size, max_size], most recent wins.
+    """Every n-gram of one history that has a continuation, n in [min_size, max_size], most recent
+    wins.
 
-    Writes are amortised: each token of a growing history is indexed once, under max_size - min_size + 1 keys.
+    Writes are amortised: each token of a growing history is indexed once, under max_size - min_size
+    + 1 keys.
     """
 
     __slots__ = ("_history", "_min_size", "_max_size", "_starts", "num_writes")
@@ -91,7 +94,8 @@ class NgramIndex:
 def continue_from(token_ids: TokenArray, start: int, num_tokens: int) -> TokenArray:
     """num_tokens tokens from start on; where the history ends, the copy goes on into itself.
 
-    So a history that has begun to repeat with period len(token_ids) - start keeps that period for any num_tokens.
+    So a history that has begun to repeat with period len(token_ids) - start keeps that period for
+    any num_tokens.
     """
     known = token_ids[start : start + num_tokens]
     return known if len(known) == num_tokens else np.resize(known, num_tokens)

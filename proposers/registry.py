@@ -1,7 +1,7 @@
-"""Names of draft sources: which exist, which are planned, which never will be, and how to build one.
+"""Names of draft sources: which exist, which are planned, which are refused; how to build one.
 
-Owns the registrations and the entry-point group through which third parties add theirs. The only place that
-knows concrete proposers; adding one is its file and one line here.
+Owns the registrations and the entry-point group through which third parties add theirs. The only
+place that knows concrete proposers; adding one is its file and one line here.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ _REFUSED: tuple[ProposerInfo, ...] = (
         summary="independent heads, one for each future position",
         kind="device",
         status="unsupported",
-        reason="its heads ignore each other's choice and pay off only in trees, which are not verified here",
+        reason="its heads ignore each other's choice and pay off only in trees; see tree",
     ),
     ProposerInfo(
         name="tree",
-        summary="token trees, several candidates for each position (EAGLE-2 trees, SpecInfer, Sequoia)",
+        summary="several candidates for each position (EAGLE-2 trees, SpecInfer, Sequoia)",
         kind="device",
         status="unsupported",
-        reason="verification is over one chain: a captured shape is (num_reqs, k + 1) rows under a chain mask",
+        reason="a captured shape is num_reqs chains of k + 1 rows, with no room for branches",
     ),
     ProposerInfo(
         name="lookahead",
         summary="Jacobi iteration with an n-gram pool filled by the target itself",
         kind="device",
         status="unsupported",
-        reason="it needs a verification mask of its own; drafts here are one chain under a chain mask",
+        reason="it needs an attention mask of its own; drafts here are one chain",
     ),
 )
 
@@ -87,8 +87,8 @@ _REFUSED: tuple[ProposerInfo, ...] = (
 def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Proposer:
     """Build the proposer registered as name with its own options.
 
-    Raises ValueError, listing the valid names, for a name that is unknown, planned, unsupported or registered twice,
-    and whatever ValueError the proposer raises for its options.
+    Raises ValueError, listing the valid names, for a name that is unknown, planned, unsupported or
+    registered twice, and whatever ValueError the proposer raises for its options.
     """
     third_party = _third_party()
     builtin = {spec.info.name: spec for spec in _SPECS}
@@ -106,7 +106,7 @@ def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Propos
 
 
 def infos(*, testing: bool = False) -> list[ProposerInfo]:
-    """Rows of the support matrix: built, third-party, planned, unsupported; the scripted ones only if testing.
+    """Rows of the support matrix: built, third-party, refused; scripted ones only if testing.
 
     Raises ValueError where an entry point cannot be loaded or its name is taken.
     """
