@@ -1,0 +1,76 @@
+"""On-disk caches: where they live, how their keys are made, and small JSON entries in them.
+
+A key is a digest of every fact that the cached thing depends on, named field by field. An entry that cannot be read is
+rebuilt by its owner, never fatal; a directory that cannot be written costs the cache, with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+def cache_dir() -> Path:
+    """`$GRAPHENGINE_CACHE_DIR`, else `~/.cache/graphengine`."""
+    configured = os.environ.get("GRAPHENGINE_CACHE_DIR")
+    return Path(configured) if configured else Path.home() / ".cache" / "graphengine"
+
+
+def machine_facts() -> dict[str, object]:
+    """What any numerics or timing result depends on besides its own configuration."""
+    return {
+        "cpu": _cpu_name(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def cache_key(facts: Mapping[str, object]) -> str:
+    """Digest of the facts; any change of any value changes it."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def read_entry(kind: str, key: str) -> dict[str, object] | None:
+    """A stored entry, or None where there is none or it is unreadable (a warning says so)."""
+    path = cache_dir() / kind / f"{key}.json"
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning("cache entry %s is unreadable (%s); rebuilding it", path, error)
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def write_entry(kind: str, key: str, entry: Mapping[str, object]) -> None:
+    """Store an entry atomically; where the directory is not writable, warn and go on without."""
+    path = cache_dir() / kind / f"{key}.json"
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(entry, indent=1, default=str), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        logger.warning("cache entry %s cannot be written (%s); it will be rebuilt next time", path, error)
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = [line for line in text.splitlines() if line.startswith(("model name", "flags", "cpu family", "model\t"))]
+    return hashlib.blake2b("\n".join(facts[:4]).encode(), digest_size=8).hexdigest()

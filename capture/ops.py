@@ -1,0 +1,86 @@
+"""Ops: the leaves of a captured step.
+
+An op writes into tensors that it is handed, returns nothing and keeps nothing, so a call is fully described by the op
+and its arguments' storages. That is what a tape records. Owns the two kinds of op (native function, Python callable)
+and the hook by which a recorder sees the calls; knows nothing of what the ops compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Arg = torch.Tensor | int | None
+
+
+class Recorder(Protocol):
+    def record(self, op: Op, args: tuple[Arg, ...]) -> None:
+        """Called instead of running the op."""
+
+
+_recorder: Recorder | None = None
+
+
+def set_recorder(recorder: Recorder | None) -> None:
+    """Install (or remove) the one recorder that sees every op call of this process."""
+    global _recorder
+    assert recorder is None or _recorder is None, "another recording is in progress"
+    _recorder = recorder
+
+
+class Op:
+    """A named leaf. Subclasses say how it runs."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *args: Arg) -> None:
+        if _recorder is not None:
+            _recorder.record(self, args)
+            return
+        self.run(*args)
+
+    def run(self, *args: Arg) -> None:
+        raise AssertionError(f"op {self.name} does not say how it runs")
+
+
+class NativeOp(Op):
+    """A C function whose arguments are all pointers or int64: a call is an address and a row of words."""
+
+    __slots__ = ("_function", "address", "num_args")
+
+    def __init__(self, name: str, function: Any, num_args: int) -> None:
+        super().__init__(name)
+        function.argtypes = [ctypes.c_int64] * num_args
+        function.restype = None
+        self._function = function
+        self.num_args = num_args
+        self.address: int = ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def run(self, *args: Arg) -> None:
+        self._function(*[word(arg) for arg in args])
+
+
+class PythonOp(Op):
+    """A Python callable, in practice a compiled piece of torch code that writes into its out arguments."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, name: str, function: Callable[..., None]) -> None:
+        super().__init__(name)
+        self._function = function
+
+    def run(self, *args: Arg) -> None:
+        self._function(*args)
+
+
+def word(arg: Arg) -> int:
+    """The int64 that stands for an argument in a native call: an address, an integer, or 0 for None."""
+    if isinstance(arg, torch.Tensor):
+        return arg.data_ptr()
+    return 0 if arg is None else arg
