@@ -1,0 +1,56 @@
+"""Settings for the whole test run: offline, seeded, and unaffected by the user's environment.
+
+Environment variables are set here, at import, because torch and transformers read some of theirs
+when they are imported, and conftest.py is imported before any test module.
+"""
+
+import os
+import socket
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for _name in [name for name in os.environ if name.startswith("GRAPHENGINE_")]:
+    # A developer's defaults must not decide what a test sees. The compile cache may stay.
+    if _name != "GRAPHENGINE_CACHE_DIR":
+        del os.environ[_name]
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+# Shared machines stall: a per-example deadline fails on load, not on bugs. Derandomised in CI, so
+# that a red run can be repeated.
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips, visibly, what needs a GPU where there is none."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a test that connects to anything but this machine: tests never download."""
+    connect = socket.socket.connect
+
+    def local_only(self: socket.socket, address: Any) -> None:
+        host = address[0] if isinstance(address, tuple) else None
+        if host is not None and not (host in ("localhost", "::1") or host.startswith("127.")):
+            raise AssertionError(f"a test tried to connect to {address!r}; tests never download")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Gives every test the same random state, whatever ran before it."""
+    torch.manual_seed(0)
