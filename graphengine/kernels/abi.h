@@ -1,0 +1,37 @@
+// The exported C functions. Every argument is a pointer or an int64, at most 20 of them, so that a
+// recorded call is a function pointer and int64 words (program.cpp). Suffix: stored dtype of weights
+// and cache; activations are always float. library.py holds the same table for Python.
+#pragma once
+#include <cstdint>
+
+#include "vec.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+#define DECLARE_TYPED(T, SUFFIX)                                                                   \
+  EXPORT void linear_##SUFFIX(float* out, const float* x, const T* w, const float* bias,           \
+                              int64_t M, int64_t N, int64_t K, int64_t accumulate);                \
+  EXPORT void gate_up_##SUFFIX(float* out, const float* x, const T* w, int64_t M, int64_t I,       \
+                               int64_t K);                                                         \
+  EXPORT void embed_##SUFFIX(float* out, const T* table, const int32_t* ids, int64_t M,            \
+                             int64_t H);                                                           \
+  EXPORT void rope_write_##SUFFIX(float* qkv, T* kv_cache, const float* cos, const float* sin,     \
+                                  const int32_t* positions, const int32_t* slot_mapping,           \
+                                  int64_t T_, int64_t Hq, int64_t Hkv, int64_t D,                  \
+                                  int64_t block_size, const float* q_norm_weight,                  \
+                                  const float* k_norm_weight, const float* eps);                   \
+  EXPORT void paged_attention_##SUFFIX(                                                            \
+      float* out, const float* qkv, const T* kv_cache, const int32_t* block_table,                 \
+      const int32_t* query_start_loc, const int32_t* positions, int64_t R, int64_t table_stride,   \
+      int64_t Hq, int64_t Hkv, int64_t D, int64_t block_size, int64_t sliding_window,              \
+      float* scratch, int64_t scratch_floats);
+
+DECLARE_TYPED(bf16, bf16)
+DECLARE_TYPED(float, f32)
+#undef DECLARE_TYPED
+
+EXPORT void rms_norm(float* out, const float* x, const float* weight, int64_t M, int64_t H,
+                     const float* eps);
+EXPORT void argmax_rows(int32_t* out, const float* logits, int64_t M, int64_t V);
+EXPORT void run_calls(const int64_t* program, int64_t n_calls);
+EXPORT int64_t vector_lanes();

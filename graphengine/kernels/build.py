@@ -1,0 +1,166 @@
+"""Builds the kernel library from the packaged C++ sources, once per machine.
+
+Owns the compiler choice, the flags and the on-disk cache. The cache key holds everything that can
+change the code: sources, flags, compiler version, CPU features. A file's name carries the digest of
+its content, so that a damaged one is seen before it is mapped. Knows nothing of what is exported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# torch first: its wheel brings libgomp, and our library must join that copy, not load a second one
+# (two thread pools would spin against each other).
+import torch  # noqa: F401
+
+logger = logging.getLogger(__name__)
+
+SOURCE_DIR = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+# Fused multiply-adds are explicit in the sources; the compiler may neither make nor split one.
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fopenmp",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-Wall",
+)
+PARALLEL_COMPILES = 2
+
+
+def build(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """Load the library, compiling it where the cache has no sound copy.
+
+    `extra_flags` come last on the compiler's command line and are part of the key (the tests build
+    the portable vectors with them). Raises RuntimeError where there is no compiler or it fails.
+    """
+    compiler = find_compiler()
+    flags = (*FLAGS, native_flag(), *extra_flags)
+    directory = _writable(cache_root() / "kernels" / cache_key(compiler, flags))
+    for path in sorted(directory.glob("kernels-*.so")):
+        library = _load_sound(path)
+        if library is not None:
+            return library
+    return ctypes.CDLL(str(_compile(compiler, flags, directory)))
+
+
+def find_compiler() -> str:
+    """Path of $CXX or of the first C++ compiler on PATH."""
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else COMPILERS:
+        path = shutil.which(name)
+        if path:
+            return path
+    given = f"CXX={wanted} is not on PATH" if wanted else f"none of {', '.join(COMPILERS)} is on PATH"
+    raise RuntimeError(
+        f"the CPU kernels need a C++17 compiler with OpenMP, and {given}: "
+        "install g++ (for example `apt-get install g++`) or set CXX to a compiler"
+    )
+
+
+def native_flag() -> str:
+    """The flag that targets this CPU: -march on x86, -mcpu elsewhere (clang on ARM wants that)."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
+    return "-march=native" if x86 else "-mcpu=native"
+
+
+def cache_root() -> Path:
+    """$GRAPHENGINE_CACHE_DIR, else ~/.cache/graphengine."""
+    configured = os.environ.get("GRAPHENGINE_CACHE_DIR")
+    return Path(configured) if configured else Path.home() / ".cache" / "graphengine"
+
+
+def cache_key(compiler: str, flags: Sequence[str]) -> str:
+    """Digest of everything that can change the built code."""
+    digest = hashlib.sha256()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    for part in (version.stdout, " ".join(flags), cpu_features()):
+        digest.update(part.encode() + b"\0")
+    for path in (*sources(), *sorted(SOURCE_DIR.glob("*.h"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:24]
+
+
+def sources() -> list[Path]:
+    return sorted(SOURCE_DIR.glob("*.cpp"))
+
+
+def cpu_features() -> str:
+    """What -march=native looks at: architecture, and Linux's model and flags lines."""
+    lines = {platform.machine(), platform.processor()}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        wanted = ("model name", "flags", "Features", "CPU part")
+        lines |= {line for line in cpuinfo.read_text().splitlines() if line.startswith(wanted)}
+    return "\n".join(sorted(lines))
+
+
+def _writable(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return directory
+    except OSError as error:
+        fallback = Path(tempfile.mkdtemp(prefix="graphengine-kernels-"))
+        logger.warning(
+            "kernel cache %s is not writable (%s): building into %s; "
+            "set GRAPHENGINE_CACHE_DIR to a writable directory to build only once",
+            directory,
+            error,
+            fallback,
+        )
+        return fallback
+
+
+def _load_sound(path: Path) -> ctypes.CDLL | None:
+    """The library at `path`, or None (and the file removed) where it is damaged or cannot be loaded."""
+    reason = "its content does not match its digest"
+    if _file_name(path.read_bytes()) == path.name:
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            reason = str(error)
+    logger.warning("cached kernel library %s is unusable (%s): rebuilding", path, reason)
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _file_name(content: bytes) -> str:
+    return f"kernels-{hashlib.sha256(content).hexdigest()[:16]}.so"
+
+
+def _compile(compiler: str, flags: Sequence[str], directory: Path) -> Path:
+    """Compile the sources side by side, link, and publish by one rename: builders may race."""
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources()]
+        commands = [
+            [compiler, *flags, "-c", str(source), "-o", str(target)]
+            for source, target in zip(sources(), objects, strict=True)
+        ]
+        with ThreadPoolExecutor(PARALLEL_COMPILES) as pool:
+            list(pool.map(_run, commands))
+        linked = Path(scratch) / "kernels.so"
+        _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(linked)])
+        target = directory / _file_name(linked.read_bytes())
+        os.replace(linked, target)
+    return target
+
+
+def _run(command: Sequence[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(
+            f"the compiler failed on the CPU kernels: {' '.join(command)}\n{result.stderr.strip()}"
+        )

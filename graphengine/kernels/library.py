@@ -1,0 +1,125 @@
+"""What the kernel library exports, and the one loaded copy of it.
+
+Owns the table of names and argument kinds (the same as abi.h) and the encoding of a call for
+`run_calls`. Knows nothing of tensors: callers pass addresses and integers, and keep the memory alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Final, Literal
+
+from graphengine.kernels.build import build
+
+Kind = Literal["pointer", "int"]
+
+MAX_ARGUMENTS: Final = 20
+# Words of one recorded call: [function address, number of arguments, arguments, zeros].
+CALL_STRIDE: Final = MAX_ARGUMENTS + 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Function:
+    """One exported function: its symbol and the names and kinds of its arguments, in order."""
+
+    name: str
+    arguments: tuple[tuple[str, Kind], ...]
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(kind for _, kind in self.arguments)
+
+
+def _function(name: str, pointers: str, ints: str, more: str = "", last: str = "") -> Function:
+    """Arguments come in runs: pointers, ints, pointers again, ints again."""
+    runs: tuple[tuple[str, Kind], ...] = (
+        (pointers, "pointer"),
+        (ints, "int"),
+        (more, "pointer"),
+        (last, "int"),
+    )
+    arguments = tuple((argument, kind) for names, kind in runs for argument in names.split())
+    assert len(arguments) <= MAX_ARGUMENTS, f"{name} has {len(arguments)} arguments"
+    return Function(name=name, arguments=arguments)
+
+
+def _typed(suffix: str) -> tuple[Function, ...]:
+    return (
+        _function(f"linear_{suffix}", "out x w bias", "M N K accumulate"),
+        _function(f"gate_up_{suffix}", "out x w", "M I K"),
+        _function(f"embed_{suffix}", "out table ids", "M H"),
+        _function(
+            f"rope_write_{suffix}",
+            "qkv kv_cache cos sin positions slot_mapping",
+            "T Hq Hkv D block_size",
+            "q_norm_weight k_norm_weight eps",
+        ),
+        _function(
+            f"paged_attention_{suffix}",
+            "out qkv kv_cache block_table query_start_loc positions",
+            "R table_stride Hq Hkv D block_size sliding_window",
+            "scratch",
+            "scratch_floats",
+        ),
+    )
+
+
+FUNCTIONS: Final = MappingProxyType(
+    {
+        function.name: function
+        for function in (
+            *_typed("bf16"),
+            *_typed("f32"),
+            _function("rms_norm", "out x weight", "M H", "eps"),
+            _function("argmax_rows", "out logits", "M V"),
+            _function("run_calls", "program", "n_calls"),
+        )
+    }
+)
+
+
+def bind(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare every exported function's argument types; AttributeError where one is missing."""
+    for function in FUNCTIONS.values():
+        symbol = getattr(library, function.name)
+        symbol.restype = None
+        symbol.argtypes = [
+            ctypes.c_void_p if kind == "pointer" else ctypes.c_int64 for kind in function.kinds
+        ]
+    library.vector_lanes.restype = ctypes.c_int64
+    library.vector_lanes.argtypes = []
+    return library
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The library of this process: built where the cache lacks it, loaded and bound once."""
+    return bind(build())
+
+
+@cache
+def address(name: str) -> int:
+    """Address of an exported function, the first word of its recorded calls."""
+    return ctypes.cast(getattr(load(), _checked(name).name), ctypes.c_void_p).value or 0
+
+
+def encode_call(name: str, arguments: Sequence[int]) -> list[int]:
+    """One recorded call of CALL_STRIDE int64 words; ValueError for a wrong number of arguments."""
+    function = _checked(name)
+    if len(arguments) != len(function.arguments):
+        names = ", ".join(argument for argument, _ in function.arguments)
+        raise ValueError(
+            f"{name} was given {len(arguments)} arguments; it takes {len(function.arguments)}: {names}"
+        )
+    padding = [0] * (MAX_ARGUMENTS - len(arguments))
+    return [address(name), len(arguments), *arguments, *padding]
+
+
+def _checked(name: str) -> Function:
+    if name not in FUNCTIONS:
+        raise ValueError(f"no kernel named {name!r}; there are: {', '.join(sorted(FUNCTIONS))}")
+    return FUNCTIONS[name]
