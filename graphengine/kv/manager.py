@@ -1,0 +1,187 @@
+"""KVManager: gives requests room for KV rows and takes it back.
+
+Owns the rules that tie tables, pool and prefix cache together: rows are reserved before a step and
+kept or dropped after it. Never preempts: it says what fits, and the scheduler decides who yields.
+Knows nothing of tensors; it deals in block ids and row counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphengine.kv.block_pool import BlockPool
+from graphengine.kv.prefix_cache import PrefixCache
+from graphengine.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVStats:
+    """Blocks by state; `num_used + num_free + 1 == num_blocks`, the 1 being the null block."""
+
+    num_blocks: int
+    num_used: int
+    num_free: int  # cached ones included
+    num_cached: int
+
+
+class KVManager:
+    """Blocks for every request of one engine.
+
+    Args:
+        num_blocks: physical blocks, the null block included.
+        block_size: tokens per block, >= 1.
+        enable_prefix_caching: publish full blocks and look prompts up.
+        cache_salt: identity of model and proposer, part of every digest.
+
+    Raises:
+        ValueError: block_size < 1 or num_blocks < 2.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        cache_salt: bytes = b"",
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size = {block_size}: use an integer >= 1")
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.prefix_cache = (
+            PrefixCache(self.pool, block_size, cache_salt) if enable_prefix_caching else None
+        )
+
+    def blocks_for(self, num_rows: int) -> int:
+        """Blocks that hold `num_rows` KV rows."""
+        return -(-num_rows // self.block_size)
+
+    def stats(self) -> KVStats:
+        pool = self.pool
+        return KVStats(
+            num_blocks=pool.num_blocks,
+            num_used=pool.num_used,
+            num_free=pool.num_free,
+            num_cached=pool.num_cached,
+        )
+
+    def find_prefix(self, request: Request) -> list[int]:
+        """Cached blocks that the request could start from; takes no reference."""
+        if self.prefix_cache is None:
+            return []
+        return self.prefix_cache.lookup(request.token_ids, request.block_digests)
+
+    def match_prefix(self, request: Request) -> int:
+        """Starts a request from the longest cached prefix; returns the tokens found.
+
+        Afterwards `kv_len` is that number, at most `num_tokens - 1`.
+        """
+        assert len(request.block_table) == 0, (
+            f"{request} holds KV already; a prefix is matched before anything is computed"
+        )
+        block_ids = self.find_prefix(request)
+        self.pool.touch(block_ids)
+        request.block_table.append(block_ids)
+        request.kv_len = len(block_ids) * self.block_size
+        return request.kv_len
+
+    def ensure_slot(self, request: Request, num_rows: int) -> bool:
+        """Reserves rows [kv_len, kv_len + num_rows), all of them or (False) none."""
+        assert num_rows >= 1, f"{num_rows} rows asked for {request}"
+        wanted = self.blocks_for(request.kv_len + num_rows) - len(request.block_table)
+        if wanted > 0:
+            block_ids = self.pool.allocate(wanted)
+            if block_ids is None:
+                return False
+            request.block_table.append(block_ids)
+        request.num_reserved_rows = num_rows
+        return True
+
+    def reserve_prefill(self, request: Request, num_rows: int) -> int:
+        """Reserves as many of `num_rows` prefill rows as the pool has room for; may be 0."""
+        assert 0 <= num_rows <= request.num_prefill_tokens, (
+            f"{num_rows} prefill rows asked for {request}"
+        )
+        granted = self._grow(request, num_rows)
+        request.num_reserved_rows = granted
+        return granted
+
+    def reserve_speculative(self, request: Request, draft_rows: int) -> int:
+        """Reserves room for up to `draft_rows` drafts behind the row already ensured.
+
+        Cut first so that the bonus token keeps its place under the limit, then to what the pool can
+        give. Takes free blocks only, so nobody is preempted or evicted for a draft; clean blocks go
+        first, and reclaiming a cached block that nobody holds is allowed (it costs at most a later
+        recompute, and the block comes back clean when the draft is rejected).
+
+        Returns:
+            The number of drafts that the request may carry this step, in [0, draft_rows].
+        """
+        assert draft_rows >= 0, f"{draft_rows} draft rows asked for {request}"
+        assert request.is_decode_ready, f"{request} cannot carry drafts: it is not decode-ready"
+        assert request.num_reserved_rows >= 1, f"{request} has no row for its last token"
+        fit = min(draft_rows, request.max_draft_tokens)
+        granted = self._grow(request, 1 + fit)
+        request.num_reserved_rows = granted
+        return granted - 1
+
+    def advance_prefill(self, request: Request, num_tokens: int) -> None:
+        """Records that the chunk [kv_len, kv_len + num_tokens) is in the cache."""
+        assert 1 <= num_tokens <= request.num_reserved_rows, (
+            f"{num_tokens} tokens prefilled with {request.num_reserved_rows} rows reserved: "
+            f"{request}"
+        )
+        assert num_tokens <= request.num_prefill_tokens, (
+            f"{num_tokens} tokens prefilled with {request.num_prefill_tokens} left: {request}"
+        )
+        self.keep_rows(request, num_tokens)
+
+    def keep_rows(self, request: Request, num_rows: int) -> None:
+        """Keeps the first `num_rows` reserved rows, drops the rest, publishes full blocks.
+
+        The tokens of the kept rows must be in `token_ids` already. For callers in this package and
+        `commit`: the checks are theirs.
+        """
+        first = request.kv_len // self.block_size
+        request.kv_len += num_rows
+        self._publish(request, first)
+        self.trim(request)
+
+    def trim(self, request: Request) -> None:
+        """Drops all reservations: frees the blocks wholly beyond `kv_len`."""
+        self.pool.free(request.block_table.truncate(self.blocks_for(request.kv_len)))
+        request.num_reserved_rows = 0
+
+    def release(self, request: Request) -> None:
+        """Gives back every block. Published ones stay findable until they are reused."""
+        self.pool.free(request.block_table.truncate(0))
+        request.kv_len = 0
+        request.num_reserved_rows = 0
+
+    def slots(self, request: Request, start: int, stop: int) -> NDArray[np.int64]:
+        """Physical slots of positions [start, stop), int64 `[stop - start]`."""
+        return request.block_table.slots(start, stop, self.block_size)
+
+    def _grow(self, request: Request, num_rows: int) -> int:
+        """Extends the table towards `kv_len + num_rows`; returns the rows that have room."""
+        wanted = self.blocks_for(request.kv_len + num_rows) - len(request.block_table)
+        take = min(max(wanted, 0), self.pool.num_free)
+        block_ids = self.pool.allocate(take)
+        assert block_ids is not None, f"pool refused {take} blocks it said were free"
+        request.block_table.append(block_ids)
+        return min(num_rows, request.block_table.capacity(self.block_size) - request.kv_len)
+
+    def _publish(self, request: Request, first: int) -> None:
+        """Publishes the full blocks from index `first` on that `kv_len` now covers."""
+        if self.prefix_cache is None:
+            return
+        num_full = request.kv_len // self.block_size
+        self.prefix_cache.extend_digests(request.block_digests, request.token_ids, num_full)
+        for index in range(first, num_full):
+            self.prefix_cache.publish(
+                request.block_table.block_ids[index], request.block_digests[index]
+            )

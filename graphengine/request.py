@@ -1,0 +1,173 @@
+"""Request: one prompt's life from arrival to its last token.
+
+Owns the tokens, the status, the stop ids and the limit of one request, and says when it is done.
+Scheduler and KV manager write its scheduling fields (marked below); nobody else does. Knows nothing
+of tensors, batches or blocks' contents.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from graphengine.kv.block_table import BlockTable
+from graphengine.sampling.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands. Only PREFILL and DECODE hold a row and blocks."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestMetrics:
+    """Counts and clock readings of one request; handed out with its output.
+
+    Only committed tokens count: a draft that was accepted and then cut off by a stop is not in
+    `num_accepted_tokens`. Times are seconds on the engine's clock, which writes them.
+    """
+
+    num_steps: int = 0  # verify steps committed, with or without drafts
+    num_drafts: int = 0  # of those, the steps that carried at least one draft token
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # <= num_draft_tokens
+    num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache at first admission
+    num_preemptions: int = 0
+    arrival_time: float | None = None
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+class Request:
+    """A prompt, the tokens emitted for it, and its place in the engine.
+
+    Args:
+        request_id: unique among unfinished requests.
+        prompt_token_ids: non-empty, each id >= 0.
+        params: what was asked for.
+        max_model_len: context limit in tokens, prompt and output together.
+        eos_token_ids: the model's own stop ids; left out where `params.ignore_eos`.
+
+    Raises:
+        ValueError: empty prompt or a negative id.
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_digests",
+        "block_table",
+        "finish_reason",
+        "kv_len",
+        "limit",
+        "metrics",
+        "num_prompt_tokens",
+        "num_reserved_rows",
+        "params",
+        "prompt_token_ids",
+        "request_id",
+        "row",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        max_model_len: int,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        prompt = tuple(int(token) for token in prompt_token_ids)
+        if not prompt:
+            raise ValueError(f"request {request_id!r}: the prompt is empty; give at least 1 token")
+        if min(prompt) < 0:
+            raise ValueError(
+                f"request {request_id!r}: prompt token id {min(prompt)} is negative; ids are >= 0"
+            )
+        self.request_id = request_id
+        self.prompt_token_ids = prompt
+        self.params = params
+        self.num_prompt_tokens = len(prompt)
+        self.stop_token_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        )
+        budget = max_model_len if params.max_tokens is None else len(prompt) + params.max_tokens
+        self.limit = min(max_model_len, budget)
+        self.metrics = RequestMetrics()
+
+        # Prompt, then output; only verified tokens. Appended to by commit alone.
+        self.token_ids: list[int] = list(prompt)
+
+        # Written by the scheduler. `arrival` orders requests and is given once.
+        self.arrival: int | None = None
+        self.row: int | None = None  # persistent state row, while PREFILL or DECODE
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+
+        # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written
+        # by the current step; between steps nothing is reserved.
+        self.kv_len = 0
+        self.num_reserved_rows = 0
+        self.block_table = BlockTable()
+        # Chained digest of each full block of token_ids so far; a pure function of the tokens,
+        # so it outlives preemption.
+        self.block_digests: list[bytes] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Emitted tokens, a new list."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_decode_ready(self) -> bool:
+        """All known tokens but the last are in the KV cache; the last enters by verify."""
+        return self.kv_len == len(self.token_ids) - 1
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens still to be prefilled before the request is decode-ready."""
+        return len(self.token_ids) - 1 - self.kv_len
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Drafts that leave the bonus token its place under the limit; >= 0."""
+        return max(0, self.limit - len(self.token_ids) - 1)
+
+    def check_finished(self) -> FinishReason | None:
+        """Reason to finish, judged by the last emitted token; a stop id wins over the limit."""
+        if self.num_output_tokens == 0:
+            return None
+        if self.token_ids[-1] in self.stop_token_ids:
+            return "stop"
+        return "length" if len(self.token_ids) >= self.limit else None
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.value}, num_tokens={self.num_tokens}, "
+            f"kv_len={self.kv_len}, limit={self.limit}, row={self.row})"
+        )

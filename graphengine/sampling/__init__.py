@@ -1,0 +1,1 @@
+"""What to sample and how drafts are verified."""
