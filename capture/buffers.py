@@ -61,10 +61,16 @@ class StaticBuffers:
         self._storages: dict[str, torch.Tensor] = {}
         for spec in specs:
             assert spec.name not in self.specs, f"buffer {spec.name} declared twice"
-            num_tokens = max_cell_tokens if spec.cells_only else max(max_num_tokens, max_cell_tokens)
-            shape = spec.resolve(num_reqs=max_num_reqs, num_tokens=num_tokens, query_len=max_query_len)
+            num_tokens = (
+                max_cell_tokens if spec.cells_only else max(max_num_tokens, max_cell_tokens)
+            )
+            shape = spec.resolve(
+                num_reqs=max_num_reqs, num_tokens=num_tokens, query_len=max_query_len
+            )
             self.specs[spec.name] = spec
-            self._storages[spec.name] = torch.full((math.prod(shape),), spec.fill, dtype=spec.dtype, device=device)
+            self._storages[spec.name] = torch.full(
+                (math.prod(shape),), spec.fill, dtype=spec.dtype, device=device
+            )
 
     @property
     def num_bytes(self) -> int:
@@ -73,16 +79,21 @@ class StaticBuffers:
     def cell(self, key: ShapeKey) -> dict[str, torch.Tensor]:
         """Contiguous views, by name, of the leading elements of every storage in the cell's shape."""
         return {
-            name: self._view(spec, key.num_reqs, key.num_tokens, key.query_len) for name, spec in self.specs.items()
+            name: self._view(spec, key.num_reqs, key.num_tokens, key.query_len)
+            for name, spec in self.specs.items()
         }
 
     def prefill(self, *, num_reqs: int, num_tokens: int) -> dict[str, torch.Tensor]:
         """Views for a varlen forward of `num_tokens` rows over `num_reqs` requests."""
         return {
-            name: self._view(spec, num_reqs, num_tokens, 1) for name, spec in self.specs.items() if not spec.cells_only
+            name: self._view(spec, num_reqs, num_tokens, 1)
+            for name, spec in self.specs.items()
+            if not spec.cells_only
         }
 
-    def _view(self, spec: BufferSpec, num_reqs: int, num_tokens: int, query_len: int) -> torch.Tensor:
+    def _view(
+        self, spec: BufferSpec, num_reqs: int, num_tokens: int, query_len: int
+    ) -> torch.Tensor:
         shape = spec.resolve(num_reqs=num_reqs, num_tokens=num_tokens, query_len=query_len)
         return self._storages[spec.name][: math.prod(shape)].view(shape)
 
@@ -94,7 +105,9 @@ class StaticBuffers:
         for name, spec in self.specs.items():
             if spec.role in roles:
                 storage = self._storages[name]
-                bad = float("nan") if storage.is_floating_point() else torch.iinfo(storage.dtype).min
+                bad = (
+                    float("nan") if storage.is_floating_point() else torch.iinfo(storage.dtype).min
+                )
                 storage.fill_(bad)
 
     def clear(self, roles: tuple[Role, ...]) -> None:
@@ -105,7 +118,11 @@ class StaticBuffers:
 
     def snapshot(self, roles: tuple[Role, ...]) -> dict[str, torch.Tensor]:
         """Copies of all storages of these roles."""
-        return {name: self._storages[name].clone() for name, spec in self.specs.items() if spec.role in roles}
+        return {
+            name: self._storages[name].clone()
+            for name, spec in self.specs.items()
+            if spec.role in roles
+        }
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None:
         for name, values in snapshot.items():

@@ -64,7 +64,9 @@ def write_entry(kind: str, key: str, entry: Mapping[str, object]) -> None:
         temporary.write_text(json.dumps(entry, indent=1, default=str), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        logger.warning("cache entry %s cannot be written (%s); it will be rebuilt next time", path, error)
+        logger.warning(
+            "cache entry %s cannot be written (%s); it will be rebuilt next time", path, error
+        )
 
 
 def _cpu_name() -> str:
@@ -72,5 +74,9 @@ def _cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or platform.machine()
-    facts = [line for line in text.splitlines() if line.startswith(("model name", "flags", "cpu family", "model\t"))]
+    facts = [
+        line
+        for line in text.splitlines()
+        if line.startswith(("model name", "flags", "cpu family", "model\t"))
+    ]
     return hashlib.blake2b("\n".join(facts[:4]).encode(), digest_size=8).hexdigest()

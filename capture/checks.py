@@ -65,7 +65,9 @@ class _NoSync(TorchFunctionMode):
     ) -> Any:
         what = _SYNCS.get(func)
         if what is not None:
-            raise CaptureError(f"host sync in a captured step: {what}; keep the value on the device")
+            raise CaptureError(
+                f"host sync in a captured step: {what}; keep the value on the device"
+            )
         return func(*args, **(kwargs or {}))
 
 

@@ -43,7 +43,9 @@ class PieceCompiler:
         if mode == "inductor":
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))
 
-    def piece(self, name: str, fn: Callable[..., None], *, dynamic_rows: Sequence[int] = ()) -> PythonOp:
+    def piece(
+        self, name: str, fn: Callable[..., None], *, dynamic_rows: Sequence[int] = ()
+    ) -> PythonOp:
         """Wrap `fn` as an op.
 
         Args:

@@ -47,13 +47,21 @@ class CaptureConfig:
         _check_choice("graph", self.graph, get_args(GraphKind))
         _check_choice("compile", self.compile, get_args(CompileMode))
         object.__setattr__(self, "num_reqs", _ladder("num_reqs", self.num_reqs, minimum=1))
-        object.__setattr__(self, "draft_lengths", _ladder("draft_lengths", self.draft_lengths, minimum=0))
+        object.__setattr__(
+            self, "draft_lengths", _ladder("draft_lengths", self.draft_lengths, minimum=0)
+        )
         for name in ("lazy", "debug"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"CaptureConfig.{name}={getattr(self, name)!r}: expected true or false")
+                raise ValueError(
+                    f"CaptureConfig.{name}={getattr(self, name)!r}: expected true or false"
+                )
         budget = self.memory_budget
-        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0):
-            raise ValueError(f"CaptureConfig.memory_budget={budget!r}: expected a positive number of bytes or None")
+        if budget is not None and (
+            isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0
+        ):
+            raise ValueError(
+                f"CaptureConfig.memory_budget={budget!r}: expected a positive number of bytes or None"
+            )
 
     @classmethod
     def from_toml(cls, path: str | Path) -> CaptureConfig:
@@ -72,7 +80,9 @@ class CaptureConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(set(table) - set(known))
         if unknown:
-            raise ValueError(f"capture config {path}: unknown key {unknown[0]!r}; known keys: {', '.join(known)}")
+            raise ValueError(
+                f"capture config {path}: unknown key {unknown[0]!r}; known keys: {', '.join(known)}"
+            )
         return cls(**table)
 
 

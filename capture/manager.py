@@ -177,8 +177,12 @@ class CaptureManager:
             name = str(key)
             seconds = self.stats.seconds.get(name)
             took = f"{seconds:9.3f}" if seconds is not None else f"{'-':>9}"
-            lines.append(f"{name:>16} {took} {self.stats.num_bytes.get(name, 0):>10} {self.stats.replays[name]:>8}")
-        lines.append(f"static buffers {self.buffers.num_bytes} bytes, capture {sum(self.stats.seconds.values()):.2f} s")
+            lines.append(
+                f"{name:>16} {took} {self.stats.num_bytes.get(name, 0):>10} {self.stats.replays[name]:>8}"
+            )
+        lines.append(
+            f"static buffers {self.buffers.num_bytes} bytes, capture {sum(self.stats.seconds.values()):.2f} s"
+        )
         return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -54,13 +54,11 @@ class NativeOp(Op):
 
     __slots__ = ("_function", "address", "num_args")
 
-    def __init__(self, name: str, function: Any, num_args: int) -> None:
+    def __init__(self, name: str, address: int, num_args: int) -> None:
         super().__init__(name)
-        function.argtypes = [ctypes.c_int64] * num_args
-        function.restype = None
-        self._function = function
+        self.address = address
         self.num_args = num_args
-        self.address: int = ctypes.cast(function, ctypes.c_void_p).value or 0
+        self._function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * num_args)(address)
 
     def run(self, *args: Arg) -> None:
         self._function(*[word(arg) for arg in args])

@@ -41,7 +41,12 @@ class ShapeTable:
 
     @classmethod
     def from_config(
-        cls, config: CaptureConfig, *, max_num_seqs: int, max_draft_tokens: int, tiers: Sequence[str]
+        cls,
+        config: CaptureConfig,
+        *,
+        max_num_seqs: int,
+        max_draft_tokens: int,
+        tiers: Sequence[str],
     ) -> ShapeTable:
         """Build the table.
 
@@ -54,7 +59,9 @@ class ShapeTable:
                 f"got {max_num_seqs}, {max_draft_tokens}, {list(tiers)}"
             )
         reqs = config.num_reqs or default_num_reqs(max_num_seqs)
-        drafts = config.draft_lengths or tuple(d for d in DEFAULT_DRAFT_LENGTHS if d <= max_draft_tokens)
+        drafts = config.draft_lengths or tuple(
+            d for d in DEFAULT_DRAFT_LENGTHS if d <= max_draft_tokens
+        )
         if max(reqs) > max_num_seqs:
             raise ValueError(
                 f"CaptureConfig.num_reqs: {max(reqs)} is above max_num_seqs={max_num_seqs}; "
@@ -73,7 +80,12 @@ class ShapeTable:
 
     def __iter__(self) -> Iterator[ShapeKey]:
         """Cells, largest first (so that one memory pool sized by the first serves all)."""
-        keys = [ShapeKey(n, d + 1, t) for n in self.num_reqs for d in self.draft_lengths for t in self.tiers]
+        keys = [
+            ShapeKey(n, d + 1, t)
+            for n in self.num_reqs
+            for d in self.draft_lengths
+            for t in self.tiers
+        ]
         return iter(sorted(keys, key=lambda key: (-key.num_tokens, -key.num_reqs, key.tier)))
 
     def __len__(self) -> int:
@@ -81,7 +93,9 @@ class ShapeTable:
 
     def dispatch(self, num_reqs: int, num_draft_tokens: int, tier: str) -> ShapeKey:
         """The smallest cell that holds `num_reqs` requests with up to `num_draft_tokens` drafts each."""
-        assert 1 <= num_reqs <= self.num_reqs[-1], f"{num_reqs} requests: table holds 1..{self.num_reqs[-1]}"
+        assert 1 <= num_reqs <= self.num_reqs[-1], (
+            f"{num_reqs} requests: table holds 1..{self.num_reqs[-1]}"
+        )
         assert 0 <= num_draft_tokens <= self.draft_lengths[-1], (
             f"{num_draft_tokens} drafts: table holds 0..{self.draft_lengths[-1]}"
         )

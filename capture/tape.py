@@ -36,7 +36,9 @@ class TapeCall:
         return (
             self.op.name,
             *(
-                (arg.data_ptr(), tuple(arg.shape), arg.stride(), arg.dtype) if isinstance(arg, torch.Tensor) else arg
+                (arg.data_ptr(), tuple(arg.shape), arg.stride(), arg.dtype)
+                if isinstance(arg, torch.Tensor)
+                else arg
                 for arg in self.args
             ),
         )
@@ -116,7 +118,9 @@ class TapeGraph:
         self._run_program = run_program
         self.calls = tape.calls  # keeps every captured storage alive
         self._segments = _lower(tape.calls)
-        self.num_bytes = sum(segment.nbytes for segment in self._segments if isinstance(segment, np.ndarray))
+        self.num_bytes = sum(
+            segment.nbytes for segment in self._segments if isinstance(segment, np.ndarray)
+        )
 
     def replay(self) -> None:
         if self._debug:

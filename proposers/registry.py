@@ -84,18 +84,18 @@ _REFUSED: tuple[ProposerInfo, ...] = (
 )
 
 
-def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Proposer:
-    """Build the proposer registered as name with its own options.
+def find(name: str) -> ProposerSpec:
+    """The registration of a built proposer.
 
     Raises ValueError, listing the valid names, for a name that is unknown, planned, unsupported or
-    registered twice, and whatever ValueError the proposer raises for its options.
+    registered twice.
     """
     third_party = _third_party()
     builtin = {spec.info.name: spec for spec in _SPECS}
     if name in builtin:
-        return builtin[name].factory(options, runtime)
+        return builtin[name]
     if name in third_party:
-        return _load(third_party[name]).factory(options, runtime)
+        return _load(third_party[name])
     valid = ", ".join([*(spec.info.name for spec in _public()), *third_party])
     for info in _REFUSED:
         if info.name == name:
@@ -103,6 +103,15 @@ def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Propos
                 f"proposer {name!r} is {info.status}: {info.reason}; use one of: {valid}"
             )
     raise ValueError(f"unknown proposer {name!r}; use one of: {valid}")
+
+
+def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Proposer:
+    """Build the proposer registered as name with its own options.
+
+    Raises ValueError for a name that find() refuses, and whatever the proposer raises for its
+    options.
+    """
+    return find(name).factory(options, runtime)
 
 
 def infos(*, testing: bool = False) -> list[ProposerInfo]:

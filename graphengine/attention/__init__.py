@@ -1,0 +1,1 @@
+"""Attention backends: `base.py` is the contract, the other modules implement it."""

@@ -1,0 +1,201 @@
+"""Configuration of an engine: what a user may set, and what it resolves to.
+
+Owns `SpeculativeConfig`, `CacheConfig` and `EngineConfig`; `CaptureConfig` is capture's. An explicit argument wins over the
+environment, the environment over the default. Checks what can be checked before any weight is read; what depends on the
+checkpoint is resolved by the runner.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from capture.config import CaptureConfig
+from proposers import registry
+
+SPECULATE_VARIABLE = "GRAPHENGINE_SPECULATE"
+MAX_DRAFT_TOKENS = 64
+
+Numerics = Literal["invariant", "fast"]
+
+
+class SpeculativeConfig:
+    """Which proposer drafts, and how its drafts are verified.
+
+    Args:
+        method: registered proposer name; `graphengine proposers` lists them.
+        model: path of the draft model, for proposers that carry one.
+        max_draft_tokens: most drafts a request may have in one step (k), 1 to 64.
+        verification: `exact`, the only mode built: output is token-identical to no speculation.
+        draft_sampling: `greedy`, the only mode built.
+        adaptive: choose k from measurement; only False (a fixed k) is built.
+        self_check: what to do where a model-carrying proposer accepts near chance at load.
+        options: options of the proposer itself, validated by it.
+
+    Raises:
+        ValueError: a field has a value that is not allowed, or the proposer is unknown or not supported.
+    """
+
+    __slots__ = (
+        "adaptive",
+        "draft_sampling",
+        "max_draft_tokens",
+        "method",
+        "model",
+        "options",
+        "self_check",
+        "verification",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        model: str | None = None,
+        max_draft_tokens: int = 6,
+        verification: str = "exact",
+        draft_sampling: str = "greedy",
+        adaptive: bool = False,
+        self_check: str = "error",
+        **options: object,
+    ) -> None:
+        info = registry.find(method).info
+        info.resolve(options)
+        if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
+            raise ValueError(f"max_draft_tokens={max_draft_tokens!r}: expected an integer from 1 to {MAX_DRAFT_TOKENS}")
+        if not 1 <= max_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise ValueError(
+                f"max_draft_tokens={max_draft_tokens}: allowed are 1 to {MAX_DRAFT_TOKENS}; "
+                f"to turn speculation off pass speculative=None"
+            )
+        _only("verification", verification, "exact", built_later=("rejection",))
+        _only("draft_sampling", draft_sampling, "greedy", built_later=("coupled", "probabilistic"))
+        if adaptive is not False:
+            raise ValueError(f"adaptive={adaptive!r}: only False (a fixed draft length) is available in this version")
+        if self_check not in ("error", "warn", "off"):
+            raise ValueError(f"self_check={self_check!r}: allowed are error, warn, off")
+        if model is not None and not isinstance(model, str):
+            raise ValueError(f"model={model!r}: expected a path or None")
+        self.method = method
+        self.model = model
+        self.max_draft_tokens = max_draft_tokens
+        self.verification = verification
+        self.draft_sampling = draft_sampling
+        self.adaptive = adaptive
+        self.self_check = self_check
+        self.options: Mapping[str, object] = dict(options)
+
+    def __repr__(self) -> str:
+        return f"SpeculativeConfig({self.method!r}, max_draft_tokens={self.max_draft_tokens}, options={self.options})"
+
+    @classmethod
+    def from_environment(cls) -> SpeculativeConfig | None:
+        """`GRAPHENGINE_SPECULATE`: `off`, a proposer's name, or `name:k`; unset means off.
+
+        Raises:
+            ValueError: anything else.
+        """
+        value = os.environ.get(SPECULATE_VARIABLE, "off").strip()
+        if value in ("", "off"):
+            return None
+        method, _, length = value.partition(":")
+        if length and not length.isdigit():
+            raise ValueError(f"{SPECULATE_VARIABLE}={value!r}: expected off, NAME or NAME:K with K an integer")
+        return cls(method, max_draft_tokens=int(length)) if length else cls(method)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """KV cache.
+
+    Args:
+        block_size: tokens a block.
+        num_blocks: physical blocks, the null block included; None: as many as `max_bytes` holds, but no more than
+            `max_num_seqs` full contexts need.
+        max_bytes: size of the cache in bytes where `num_blocks` is None.
+        enable_prefix_caching: reuse the KV of prompts seen before.
+        enable_chunked_prefill: split prompts over steps.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    max_bytes: int = 1 << 30
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+
+    def __post_init__(self) -> None:
+        _integer("CacheConfig.block_size", self.block_size, 1, 256)
+        if self.num_blocks is not None:
+            _integer("CacheConfig.num_blocks", self.num_blocks, 2, 1 << 24)
+        _integer("CacheConfig.max_bytes", self.max_bytes, 1, 1 << 50)
+        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"CacheConfig.{name}={getattr(self, name)!r}: expected True or False")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built from; see `LLM` for the meaning of each field."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int | None = None
+    seed: int = 0
+    numerics: Numerics = "invariant"
+    async_steps: int = 0
+    speculative: SpeculativeConfig | None = None
+    capture: CaptureConfig = field(default_factory=CaptureConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", "bfloat16", "float32"):
+            raise ValueError(f"dtype={self.dtype!r}: allowed are auto, bfloat16, float32")
+        if self.device not in ("auto", "cpu"):
+            raise ValueError(f"device={self.device!r}: allowed are auto, cpu (the CUDA path is not built yet)")
+        if self.numerics not in ("invariant", "fast"):
+            raise ValueError(f"numerics={self.numerics!r}: allowed are invariant, fast")
+        if self.async_steps != 0 or isinstance(self.async_steps, bool):
+            raise ValueError(f"async_steps={self.async_steps!r}: only 0 (synchronous stepping) is available")
+        _integer("max_num_seqs", self.max_num_seqs, 1, 4096)
+        _integer("seed", self.seed, 0, (1 << 63) - 1)
+        if self.max_model_len is not None:
+            _integer("max_model_len", self.max_model_len, 2, 1 << 24)
+        if self.max_num_batched_tokens is not None:
+            _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
+        for name, expected in (("capture", CaptureConfig), ("cache", CacheConfig)):
+            if not isinstance(getattr(self, name), expected):
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected a {expected.__name__} or None")
+        if self.speculative is not None and not isinstance(self.speculative, SpeculativeConfig):
+            raise ValueError(f"speculative={self.speculative!r}: expected a SpeculativeConfig or None")
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Drafts a step may carry; 0 where speculation is off."""
+        return self.speculative.max_draft_tokens if self.speculative is not None else 0
+
+
+def resolve_dtype(asked: str, checkpoint: torch.dtype) -> torch.dtype:
+    """Dtype of matrices and KV: the checkpoint's for `auto`; float16 is kept as bfloat16 on CPU.
+
+    The CPU kernels widen bf16 to fp32 as they load it, on any CPU, so bf16 needs no native support here.
+    """
+    if asked == "auto":
+        return torch.bfloat16 if checkpoint == torch.float16 else checkpoint
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[asked]
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name}={value!r}: expected an integer from {low} to {high}")
+
+
+def _only(name: str, value: object, allowed: str, *, built_later: tuple[str, ...]) -> None:
+    if value != allowed:
+        why = " (not built in this version)" if value in built_later else ""
+        raise ValueError(f"{name}={value!r}{why}: allowed is {allowed}")

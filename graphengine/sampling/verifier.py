@@ -1,0 +1,73 @@
+"""Greedy verification: which drafts the target confirms, where the block stops, what is emitted.
+
+Owns the rule, twice: `verify_reference`, plain loops that fit on a screen, and `greedy_verify`, the same rule over
+fixed-shape integer tensors, which is compiled and captured. Stops truncate here, before anything is committed. Knows
+nothing of logits, KV or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Tensor = torch.Tensor
+
+NO_STOP = -2  # pads a row of stop ids; no token has this id
+
+
+def verify_reference(
+    target_ids: Sequence[int], draft_ids: Sequence[int], stop_ids: Sequence[int], max_new_tokens: int
+) -> list[int]:
+    """Tokens that one request emits.
+
+    Args:
+        target_ids: the target's token after the last known token and after each draft; one more than drafts.
+        draft_ids: the proposed tokens.
+        stop_ids: ids that end the request; the stop token itself is emitted.
+        max_new_tokens: room left for the request, >= 1.
+    """
+    emitted: list[int] = []
+    for index, token in enumerate(target_ids):
+        emitted.append(token)  # a confirmed draft, else the recovered token, else the bonus token
+        if token in stop_ids or len(emitted) == max_new_tokens:
+            break
+        if index == len(draft_ids) or draft_ids[index] != token:
+            break
+    return emitted
+
+
+def greedy_verify(
+    packed: Tensor,
+    target_ids: Tensor,
+    token_ids: Tensor,
+    query_len: Tensor,
+    num_draft_tokens: Tensor,
+    stop_ids: Tensor,
+    max_new_tokens: Tensor,
+) -> None:
+    """Write `packed` [num_rows, k_max + 2] int32: number of emitted tokens, then their ids, -1 beyond.
+
+    Shapes do not depend on the cell, so this is compiled once: rows of all requests are looked at, and the cell's
+    `query_len` [1] says where a request's tokens start.
+
+    Args:
+        target_ids: [T] int32, the target's token for each row.
+        token_ids: [T] int32, the step's input; drafts are rows 1.. of each request.
+        num_draft_tokens: [num_rows] int32, live drafts; 0 for padding.
+        stop_ids: [num_rows, max_stop_ids] int32, NO_STOP beyond the request's own.
+        max_new_tokens: [num_rows] int32, room left; padding rows: 1.
+    """
+    num_rows, width = packed.shape
+    positions = torch.arange(width - 1, dtype=torch.int32)  # [k_max + 1]
+    starts = torch.arange(num_rows, dtype=torch.int32)[:, None] * query_len  # [num_rows, 1]
+    last = query_len - 1
+    targets = target_ids[starts + torch.minimum(positions, last)]  # [num_rows, k_max + 1]
+    drafts = token_ids[starts + torch.minimum(positions + 1, last)]
+    confirmed = (targets == drafts) & (positions < num_draft_tokens[:, None])
+    stops = (targets[:, :, None] == stop_ids[:, None, :]).any(-1)
+    # Each rule names the first position after which nothing is emitted; the earliest rule wins.
+    ends = torch.where(~confirmed | stops, positions, width).amin(-1)
+    count = torch.minimum(ends + 1, max_new_tokens)
+    packed[:, 0] = count
+    packed[:, 1:] = torch.where(positions < count[:, None], targets, -1)
