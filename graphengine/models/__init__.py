@@ -1,0 +1,1 @@
+"""Models: configuration, weights, tokenizers and the one decoder that runs them all."""

@@ -1,0 +1,215 @@
+"""Opening a checkpoint, and filling a model's parameters from it.
+
+`open_model` reads headers only: config and the list of tensors. `load_weights` then copies one
+tensor at a time straight into its destination, so that beside the model itself one tensor is in
+memory at most. Every parameter and every tensor is accounted for, by name. Knows nothing of the
+decoder's layout.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphengine.models.config import MODEL_DTYPES, ModelConfig
+from graphengine.models.gguf_config import read_gguf_config
+from graphengine.models.gguf_file import GGUFFile
+from graphengine.models.hf_config import read_hf_config
+from graphengine.models.locate import ModelLocation, locate_model
+from graphengine.models.tokenizer import TOKENIZER_FILES, Tokenizer
+from graphengine.models.weights import GGUFSource, SafetensorsSource, WeightSource
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+# Tensors that old checkpoints carry and that the config already determines.
+_IGNORABLE = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+
+Progress = Callable[[int, int, str], None]  # tensors done, tensors in all, name of the last
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadReport:
+    """What `load_weights` did.
+
+    Attributes:
+        seconds: Wall time.
+        bytes: Bytes written into the destinations.
+        num_tensors: Destinations filled.
+        shared: Names that the checkpoint or the model ties to the embedding and that took no copy.
+    """
+
+    seconds: float
+    bytes: int
+    num_tensors: int
+    shared: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedModel:
+    """A checkpoint whose headers have been read and whose weights have not."""
+
+    location: ModelLocation
+    config: ModelConfig
+    source: WeightSource
+    has_tokenizer: bool
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """The checkpoint's tokenizer; None where it has none and prompts are token ids."""
+        return Tokenizer.load(self.location.path) if self.has_tokenizer else None
+
+
+def open_model(model: str | Path) -> OpenedModel:
+    """Find a checkpoint (see `locate_model`) and read its headers.
+
+    Raises:
+        ValueError: The checkpoint is missing, malformed, or asks for something that is not
+            implemented.
+    """
+    location = locate_model(model)
+    if location.kind == "gguf":
+        file = GGUFFile(location.path)
+        config = read_gguf_config(file)
+        return OpenedModel(
+            location=location,
+            config=config,
+            source=GGUFSource(file, config),
+            has_tokenizer="tokenizer.ggml.tokens" in file.metadata,
+        )
+    source = SafetensorsSource(location.path)
+    raw = _read_json(location.path / "config.json")
+    generation_path = location.path / "generation_config.json"
+    config = read_hf_config(
+        raw,
+        generation=_read_json(generation_path) if generation_path.is_file() else None,
+        fallback_dtype=_stored_dtype(source),
+    )
+    return OpenedModel(
+        location=location,
+        config=config,
+        source=source,
+        has_tokenizer=any((location.path / name).is_file() for name in TOKENIZER_FILES),
+    )
+
+
+@torch.no_grad()
+def load_weights(
+    destinations: Mapping[str, Tensor],
+    source: WeightSource,
+    *,
+    config: ModelConfig,
+    progress: Progress | None = None,
+) -> LoadReport:
+    """Fill every destination from the source.
+
+    Args:
+        destinations: Canonical name -> the tensor, or the view of a fused tensor, to write. With a
+            tied head, `lm_head.weight` may be left out (the decoder reuses the embedding) or be
+            here (it is filled with the embedding's values). Any dtype: the copy converts, rounding
+            to nearest.
+        source: Where the tensors come from.
+        config: Says whether the head is tied.
+        progress: Called after each tensor.
+
+    Raises:
+        ValueError: A destination without a tensor, a tensor without a destination, a shape that
+            differs, or a checkpoint whose head contradicts `tie_word_embeddings`. Names are checked
+            before anything is read.
+    """
+    started = time.perf_counter()
+    plan, shared = _plan(destinations, source, config)
+    num_bytes = 0
+    for done, (name, stored) in enumerate(plan.items(), start=1):
+        destination = destinations[name]
+        tensor = source.read(stored)
+        if tensor.shape != destination.shape:
+            raise ValueError(
+                f"{name}: the checkpoint has shape {list(tensor.shape)}, the config implies "
+                f"{list(destination.shape)}"
+            )
+        destination.copy_(tensor)
+        num_bytes += destination.numel() * destination.element_size()
+        if progress is not None:
+            progress(done, len(plan), name)
+    return LoadReport(
+        seconds=time.perf_counter() - started,
+        bytes=num_bytes,
+        num_tensors=len(plan),
+        shared=shared,
+    )
+
+
+def _plan(
+    destinations: Mapping[str, Tensor], source: WeightSource, config: ModelConfig
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Destination name -> name in the source, and the shared names; all names accounted for."""
+    stored = {name for name in source.names() if not _IGNORABLE.search(name)}
+    plan = {name: name for name in destinations if name in stored}
+    shared: tuple[str, ...] = ()
+    if config.tie_word_embeddings:
+        shared = (HEAD,)
+        if stored & {EMBEDDING, HEAD}:
+            only = _tied_tensor(stored, source)
+            plan.update({name: only for name in (EMBEDDING, HEAD) if name in destinations})
+            stored -= {EMBEDDING, HEAD}
+    elif HEAD in destinations and HEAD not in stored:
+        raise ValueError(
+            f"{HEAD} is missing from the checkpoint and tie_word_embeddings is false; set it to "
+            "true in config.json if the output head is the embedding"
+        )
+    missing = [name for name in destinations if name not in plan]
+    if missing:
+        raise ValueError(f"the checkpoint lacks {len(missing)} parameters: {_some(missing)}")
+    unused = sorted(stored - set(plan))
+    if unused:
+        raise ValueError(
+            f"the checkpoint holds {len(unused)} tensors that {config.architecture} has no place "
+            f"for: {_some(unused)}"
+        )
+    return plan, shared
+
+
+def _tied_tensor(stored: set[str], source: WeightSource) -> str:
+    """The one tensor that serves as embedding and head."""
+    if HEAD not in stored:
+        return EMBEDDING
+    if EMBEDDING not in stored:
+        return HEAD
+    # Readers disagree on which one counts when they differ, so there is no safe choice.
+    if not torch.equal(source.read(EMBEDDING), source.read(HEAD)):
+        raise ValueError(
+            f"tie_word_embeddings is true but {HEAD} differs from {EMBEDDING} in the checkpoint; "
+            "set tie_word_embeddings to false in config.json to use both"
+        )
+    return EMBEDDING
+
+
+def _stored_dtype(source: SafetensorsSource) -> torch.dtype:
+    """The dtype of the first floating-point tensor, for configs that name none."""
+    for name in source.names():
+        dtype = source.read(name).dtype
+        if dtype in MODEL_DTYPES:
+            return dtype
+    raise ValueError("the checkpoint holds no fp32, bf16 or fp16 tensor")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return parsed
+
+
+def _some(names: Sequence[str]) -> str:
+    """Up to eight names, and how many more there are."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
