@@ -63,7 +63,9 @@ def find_compiler() -> str:
         path = shutil.which(name)
         if path:
             return path
-    given = f"CXX={wanted} is not on PATH" if wanted else f"none of {', '.join(COMPILERS)} is on PATH"
+    given = (
+        f"CXX={wanted} is not on PATH" if wanted else f"none of {', '.join(COMPILERS)} is on PATH"
+    )
     raise RuntimeError(
         f"the CPU kernels need a C++17 compiler with OpenMP, and {given}: "
         "install g++ (for example `apt-get install g++`) or set CXX to a compiler"
@@ -125,7 +127,7 @@ def _writable(directory: Path) -> Path:
 
 
 def _load_sound(path: Path) -> ctypes.CDLL | None:
-    """The library at `path`, or None (and the file removed) where it is damaged or cannot be loaded."""
+    """The library at `path`; where it is damaged or cannot be loaded, removes it and gives None."""
     reason = "its content does not match its digest"
     if _file_name(path.read_bytes()) == path.name:
         try:

@@ -1,7 +1,8 @@
 """What the kernel library exports, and the one loaded copy of it.
 
 Owns the table of names and argument kinds (the same as abi.h) and the encoding of a call for
-`run_calls`. Knows nothing of tensors: callers pass addresses and integers, and keep the memory alive.
+`run_calls`. Knows nothing of tensors: callers pass addresses and integers, and keep the memory
+alive.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def encode_call(name: str, arguments: Sequence[int]) -> list[int]:
     if len(arguments) != len(function.arguments):
         names = ", ".join(argument for argument, _ in function.arguments)
         raise ValueError(
-            f"{name} was given {len(arguments)} arguments; it takes {len(function.arguments)}: {names}"
+            f"{name} was given {len(arguments)} arguments; "
+            f"it takes {len(function.arguments)}: {names}"
         )
     padding = [0] * (MAX_ARGUMENTS - len(arguments))
     return [address(name), len(arguments), *arguments, *padding]

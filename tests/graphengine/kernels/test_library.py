@@ -1,0 +1,158 @@
+"""Build cache, function table, program replay and the shared thread pool."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphengine.kernels import build as build_module
+from graphengine.kernels.build import build
+from graphengine.kernels.library import CALL_STRIDE, FUNCTIONS, address, encode_call
+from tests.graphengine.kernels.calls import Kernels, empty, eps, threads, words
+
+STUB = 'extern "C" __attribute__((visibility("default"))) long answer() { return 42; }\n'
+
+
+@pytest.fixture
+def tiny_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A one-line library and an empty cache, so that these tests do not compile the real one."""
+    source_dir = tmp_path / "sources"
+    source_dir.mkdir()
+    (source_dir / "answer.cpp").write_text(STUB)
+    monkeypatch.setattr(build_module, "SOURCE_DIR", source_dir)
+    monkeypatch.setenv("GRAPHENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    return source_dir
+
+
+def _built(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "kernels").glob("*/kernels-*.so"))
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_second_build_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm start must not run the compiler."""
+    assert build().answer() == 42
+    monkeypatch.setattr(build_module, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert build().answer() == 42
+    assert len(_built(tmp_path)) == 1
+
+
+def test_changed_sources_are_another_key(tiny_sources: Path, tmp_path: Path) -> None:
+    """A stale library after an upgrade would run old arithmetic."""
+    build()
+    (tiny_sources / "answer.cpp").write_text(STUB.replace("42", "43"))
+    assert build().answer() == 43
+    build(("-DOTHER",))
+    assert len(_built(tmp_path)) == 3
+
+
+@pytest.mark.usefixtures("tiny_sources")
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
+def test_damaged_file_is_rebuilt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """A half-written file (full disk, killed builder) must be replaced, not mapped."""
+    build()
+    (path,) = _built(tmp_path)
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 0xFF
+    path.unlink()
+    path.write_bytes({"truncate": content[:1000], "flip": content, "empty": b""}[damage])
+    with caplog.at_level(logging.WARNING):
+        assert build().answer() == 42
+    assert "unusable" in caplog.text
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_unwritable_cache_falls_back_loudly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A read-only home must cost a compile and a warning, not the start."""
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("GRAPHENGINE_CACHE_DIR", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        assert build().answer() == 42
+    assert "not writable" in caplog.text
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install, not FileNotFoundError."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RuntimeError, match=r"CXX=no-such-compiler is not on PATH.*install g\+\+"):
+        build()
+
+
+def test_compile_error_shows_the_compiler(tiny_sources: Path) -> None:
+    """A broken toolchain must show its own message."""
+    (tiny_sources / "answer.cpp").write_text("this is not C++\n")
+    with pytest.raises(RuntimeError, match=r"compiler failed on the CPU kernels(.|\n)*error"):
+        build()
+
+
+def test_table_matches_the_header() -> None:
+    """A wrong argument count would call C with garbage."""
+    header = (build_module.SOURCE_DIR / "abi.h").read_text().replace("\\\n", " ")
+    found = {}
+    for name, arguments in re.findall(r"EXPORT void ([\w#]+)\(([^)]*)\)", header):
+        kinds = tuple("pointer" if "*" in a else "int" for a in arguments.split(","))
+        for suffix in ("bf16", "f32") if "##" in name else ("",):
+            found[name.replace("##SUFFIX", suffix)] = kinds
+    assert found == {name: function.kinds for name, function in FUNCTIONS.items()}
+
+
+def test_calls_are_checked() -> None:
+    """A recorded call with a missing argument must fail at record time."""
+    with pytest.raises(ValueError, match="rms_norm was given 2 arguments; it takes 6: out, x"):
+        encode_call("rms_norm", [1, 2])
+    with pytest.raises(ValueError, match="no kernel named 'nope'"):
+        encode_call("nope", [])
+    call = encode_call("rms_norm", [1, 2, 3, 4, 5, 6])
+    assert call == [address("rms_norm"), 6, 1, 2, 3, 4, 5, 6, *[0] * 14]
+    assert len(call) == CALL_STRIDE
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_replay_gives_the_bits_of_the_calls(native: Kernels, count: int) -> None:
+    """The tape must be the calls: each sees what the calls before it wrote."""
+    rows, width, hidden = 5, 96, 200
+    x, weight = torch.randn(rows, width), torch.randn(width)
+    up, down = torch.randn(2 * hidden, width).bfloat16(), torch.randn(width, hidden).bfloat16()
+
+    def buffers() -> tuple[torch.Tensor, ...]:
+        return x.clone(), empty(rows, width), empty(rows, hidden), empty(rows, dtype=torch.int32)
+
+    def calls(
+        residual: torch.Tensor, normed: torch.Tensor, gated: torch.Tensor, ids: torch.Tensor
+    ) -> list[tuple[str, list[int]]]:
+        layer = [
+            ("rms_norm", words(normed, residual, weight, rows, width, epsilon)),
+            ("gate_up_bf16", words(gated, normed, up, rows, hidden, width)),
+            ("linear_bf16", words(residual, gated, down, None, rows, width, hidden, 1)),
+        ]
+        return [*layer * 3, ("argmax_rows", words(ids, residual, rows, width))]
+
+    epsilon = eps()
+    called, replayed = buffers(), buffers()
+    with threads(count):
+        for name, arguments in calls(*called):
+            getattr(native.library, name)(*arguments)
+        program = [word for name, args in calls(*replayed) for word in encode_call(name, args)]
+        recorded = torch.tensor(program, dtype=torch.int64)
+        native.call("run_calls", recorded, len(program) // CALL_STRIDE)
+    for a, b in zip(called, replayed, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("native")
+def test_one_openmp_runtime_is_mapped() -> None:
+    """Two runtimes mean two thread pools that spin against each other: ten times slower."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    mapped = {line.split()[-1] for line in maps.read_text().splitlines() if "/" in line}
+    runtimes = {path for path in mapped if re.search(r"lib(gomp|omp|iomp5)[^/]*\.so", path)}
+    assert len(runtimes) == 1, f"expected torch's libgomp alone: {sorted(runtimes)}"

@@ -1,0 +1,125 @@
+"""rms_norm, embed, rope_write and argmax_rows: values, edge cases, and row-by-row bits."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.graphengine.kernels.calls import SUFFIX, Kernels, empty, eps, threads
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 63, 64, 576, 2049])
+def test_rms_norm(kernels: Kernels, width: int) -> None:
+    """Right values, and a row's bits do not depend on its batch."""
+    x, weight = torch.randn(300, width), torch.randn(width)
+    exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5) * weight
+    out = kernels.rms_norm(x, weight)
+    torch.testing.assert_close(out.double(), exact, rtol=2e-6, atol=1e-6)
+    for rows in (1, 2, 7, 33):
+        assert torch.equal(kernels.rms_norm(x[-rows:], weight), out[-rows:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embed_widens_exactly(kernels: Kernels, dtype: torch.dtype) -> None:
+    """A wrong row or a lossy widening changes the first layer's input."""
+    table = torch.randn(40, 77).to(dtype)
+    ids = torch.randint(0, 40, (300,), dtype=torch.int32)
+    assert torch.equal(kernels.embed(table, ids), table[ids.long()].float())
+
+
+def _norm_heads(x: Tensor, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        return x
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(3, 1, 64), (4, 2, 8), (2, 2, 24)])
+def test_rope_write(
+    kernels: Kernels, dtype: torch.dtype, normed: bool, heads: int, kv_heads: int, dim: int
+) -> None:
+    """Rotation style, q/k norm, cache layout and rounding, against the formulas in torch."""
+    tokens, block_size, num_blocks = 61, 4, 20
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
+    angles = torch.rand(100, dim // 2) * 6
+    positions = torch.randint(0, 100, (tokens,), dtype=torch.int32)
+    slots = (torch.randperm(block_size * (num_blocks - 1))[:tokens] + block_size).int()
+    weights = (torch.randn(dim), torch.randn(dim)) if normed else (None, None)
+    cache = empty(num_blocks, 2, block_size, kv_heads, dim, dtype=dtype)
+
+    q, k, v = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], 1)
+    cos = angles.cos()[positions.long(), None].double()
+    sin = angles.sin()[positions.long(), None].double()
+    rotated = []
+    for part, weight in ((q, weights[0]), (k, weights[1])):
+        a, b = _norm_heads(part, weight).chunk(2, -1)
+        rotated.append(torch.cat([a * cos - b * sin, b * cos + a * sin], -1))
+
+    def run(count: int) -> tuple[Tensor, Tensor]:
+        out, written = qkv.clone(), cache.clone()
+        kernels.call(
+            f"rope_write_{SUFFIX[dtype]}", out[:count], written, angles.cos(), angles.sin(),
+            positions, slots, count, heads, kv_heads, dim, block_size, *weights, eps(),
+        )  # fmt: skip
+        return out.view(tokens, -1, dim), written
+
+    out, written = run(tokens)
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(out[:, :heads].double(), rotated[0], **close)
+    torch.testing.assert_close(out[:, heads : heads + kv_heads].double(), rotated[1], **close)
+    assert torch.equal(out[:, heads + kv_heads :], v.float())
+    block, offset = (slots // block_size).long(), (slots % block_size).long()
+    assert torch.equal(written[block, 0, offset], out[:, heads : heads + kv_heads].to(dtype))
+    assert torch.equal(written[block, 1, offset], v.float().to(dtype))
+    assert written.isnan().sum() == cache.numel() - 2 * tokens * kv_heads * dim
+    assert torch.equal(run(3)[0][:3], out[:3])
+
+
+def test_bf16_store_rounds_to_nearest_even_and_keeps_nan(kernels: Kernels) -> None:
+    """Truncation, or a NaN that rounds into infinity, would differ from torch's conversion."""
+    bits = torch.randint(-(2**31), 2**31, (4096,), dtype=torch.int64).int()
+    ties = (torch.arange(2048, dtype=torch.int32) << 16) | 0x8000
+    special = torch.tensor([0x7F800000, 0x7F800001, 0x7FFFFFFF, 0x7F7FFFFF, -1, 0, 1, -(2**31)])
+    values = torch.cat([bits, ties, special.int()]).view(torch.float32)
+    values = values[: len(values) // 8 * 8].contiguous()
+    dim = 8
+    tokens = len(values) // dim
+    qkv = torch.cat([torch.zeros(tokens, 2 * dim), values.view(tokens, dim)], 1)
+    cache = torch.zeros(tokens, 2, 1, 1, dim, dtype=torch.bfloat16)
+    index = torch.arange(tokens, dtype=torch.int32)
+    kernels.call(
+        "rope_write_bf16", qkv, cache, torch.ones(tokens, 4), torch.zeros(tokens, 4),
+        index, index, tokens, 1, 1, dim, 1, None, None, eps(),
+    )  # fmt: skip
+    stored, expected = cache[:, 1].flatten(), values.bfloat16()
+    assert torch.equal(stored.isnan(), expected.isnan())
+    keep = ~expected.isnan()
+    assert torch.equal(stored[keep].view(torch.int16), expected[keep].view(torch.int16))
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 17, 1000, 49152])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16])
+def test_argmax_breaks_ties_to_the_lowest_id(kernels: Kernels, rows: int, vocab: int) -> None:
+    """bf16 heads tie often: any other choice flips tokens between shapes and threads."""
+    logits = torch.randint(0, 6, (rows, vocab)).float()
+    lowest = (logits == logits.amax(1, keepdim=True)).int().argmax(1).int()
+    for count in (1, 2, 3):
+        with threads(count):
+            assert torch.equal(kernels.argmax(logits), lowest)
+
+
+@pytest.mark.parametrize("vocab", [9, 49152])
+def test_argmax_with_nan_and_infinities(kernels: Kernels, vocab: int) -> None:
+    """NaN never wins; a row of -inf gives its first number; an all-NaN row gives 0."""
+    nan, inf = float("nan"), float("inf")
+    logits = torch.full((6, vocab), nan)
+    logits[0, -1] = -5.0
+    logits[1, 3:] = -inf
+    logits[2, 4] = inf
+    logits[3, 2], logits[3, 5] = 0.0, -0.0
+    logits[4] = -inf
+    for count in (1, 2):
+        with threads(count):
+            assert kernels.argmax(logits).tolist() == [vocab - 1, 3, 4, 2, 0, 0]
