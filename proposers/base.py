@@ -183,7 +183,7 @@ class Proposer(Protocol):
 
     @property
     def graph_safe(self) -> bool:
-        """Whether capture() can put it into graphs; otherwise it runs beside the captured target."""
+        """Whether capture() can put it into graphs; if not, it runs beside the captured target."""
         ...
 
     @property

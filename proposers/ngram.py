@@ -27,6 +27,11 @@ INFO = ProposerInfo(
             name="max_ngram_size", default=5, doc="longest suffix that is looked up, tokens"
         ),
         OptionInfo(name="min_ngram_size", default=2, doc="shortest suffix that may draft, tokens"),
+        OptionInfo(
+            name="limit_by_match",
+            default=True,
+            doc="draft at most 2 * match - 1 tokens from a match below max_ngram_size",
+        ),
     ),
 )
 
@@ -55,7 +60,10 @@ class NgramIndex:
         return len(self._starts)
 
     def update(self, token_ids: TokenArray) -> None:
-        """Bring the index up to the history [num_tokens], from scratch if it does not continue the last one."""
+        """Bring the index up to a history [num_tokens].
+
+        A history that does not continue the last one is indexed from scratch.
+        """
         # The last token is left out: the n-grams that end in it have no continuation yet.
         num_indexed, num_tokens = len(self._history) // _TOKEN_BYTES, len(token_ids) - 1
         # One memcmp tells a reused request id or a shortened history from a grown one, exactly.
@@ -79,7 +87,7 @@ class NgramIndex:
         self._history += window[(first - origin) * _TOKEN_BYTES :]
 
     def find(self, token_ids: TokenArray) -> tuple[int, int]:
-        """(size of the longest matching suffix, start of its latest continuation); (0, 0) where nothing matches."""
+        """Size of the longest matching suffix and start of its latest continuation, or (0, 0)."""
         tail = token_ids[-self._max_size :].tobytes()
         found = (0, 0)
         # A suffix that occurred before contains every shorter one, so climb until the first miss.
@@ -106,10 +114,13 @@ class NgramProposer(HostProposer):
 
     name = INFO.name
 
-    def __init__(self, *, min_ngram_size: int = 2, max_ngram_size: int = 5) -> None:
+    def __init__(
+        self, *, min_ngram_size: int = 2, max_ngram_size: int = 5, limit_by_match: bool = True
+    ) -> None:
         assert 1 <= min_ngram_size <= max_ngram_size, "n-gram sizes are 1 <= min <= max"
         self._min_size = min_ngram_size
         self._max_size = max_ngram_size
+        self._limit_by_match = limit_by_match
         self._indexes: dict[str, NgramIndex] = {}
 
     def propose(self, inputs: ProposeInputs) -> Draft:
@@ -130,7 +141,14 @@ class NgramProposer(HostProposer):
             index = self._indexes[request_id] = NgramIndex(self._min_size, self._max_size)
         index.update(token_ids)
         size, start = index.find(token_ids)
-        return continue_from(token_ids, start, allowance if size else 0)
+        return continue_from(token_ids, start, self._num_drafts(size, allowance))
+
+    def _num_drafts(self, size: int, allowance: int) -> int:
+        """How many drafts a match of this size deserves; 0 for no match."""
+        # A match of the largest size may be longer than was looked for, so it is trusted fully.
+        if size == self._max_size or (size and not self._limit_by_match):
+            return allowance
+        return min(allowance, max(0, 2 * size - 1))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Free the indexes of these requests."""
@@ -139,11 +157,16 @@ class NgramProposer(HostProposer):
 
 
 def build(options: Mapping[str, object], runtime: Runtime) -> NgramProposer:
-    """An NgramProposer from user options. Raises ValueError for unknown keys and values out of range."""
+    """An NgramProposer from user options. Raises ValueError for unknown keys and bad values."""
     resolved = INFO.resolve(options)
     largest = int_option(INFO.name, resolved, "max_ngram_size", low=1, high=_LARGEST_NGRAM_SIZE)
     smallest = int_option(INFO.name, resolved, "min_ngram_size", low=1, high=largest)
-    return NgramProposer(min_ngram_size=smallest, max_ngram_size=largest)
+    limited = resolved["limit_by_match"]
+    if not isinstance(limited, bool):
+        raise ValueError(
+            f"proposer {INFO.name!r}: limit_by_match={limited!r} is not allowed; give True or False"
+        )
+    return NgramProposer(min_ngram_size=smallest, max_ngram_size=largest, limit_by_match=limited)
 
 
 SPEC = ProposerSpec(info=INFO, factory=build)
