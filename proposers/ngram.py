@@ -37,11 +37,9 @@ INFO = ProposerInfo(
 
 
 class NgramIndex:
-    """Every n-gram of one history that has a continuation, n in [min_size, max_size], most recent
-    wins.
+    """Where each n-gram of one history, n in [min_size, max_size], last had a continuation.
 
-    Writes are amortised: each token of a growing history is indexed once, under max_size - min_size
-    + 1 keys.
+    A growing history costs one write for each new token and size; num_writes counts them.
     """
 
     __slots__ = ("_history", "_min_size", "_max_size", "_starts", "num_writes")
@@ -78,12 +76,12 @@ class NgramIndex:
         """Index the n-grams that end in tokens [first, last)."""
         origin = max(0, first - self._max_size + 1)
         window = token_ids[origin:last].tobytes()
-        starts = self._starts
+        starts, min_size, max_size = self._starts, self._min_size, self._max_size
         for end in range(first + 1, last + 1):
             stop = (end - origin) * _TOKEN_BYTES
-            for size in range(self._min_size, min(self._max_size, end) + 1):
+            for size in range(min_size, min(max_size, end) + 1):
                 starts[window[stop - size * _TOKEN_BYTES : stop]] = end
-                self.num_writes += 1
+            self.num_writes += max(0, min(max_size, end) - min_size + 1)
         self._history += window[(first - origin) * _TOKEN_BYTES :]
 
     def find(self, token_ids: TokenArray) -> tuple[int, int]:
