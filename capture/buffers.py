@@ -17,7 +17,7 @@ import torch
 from capture.shapes import ShapeKey
 
 Role = Literal["input", "scratch", "output"]
-Dim = int | Literal["R", "Q", "T"]
+Dim = int | Literal["R", "R+1", "Q", "T"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class BufferSpec:
     cells_only: bool = False  # not part of prefill views, so sized by the largest cell alone
 
     def resolve(self, *, num_reqs: int, num_tokens: int, query_len: int) -> tuple[int, ...]:
-        sizes = {"R": num_reqs, "T": num_tokens, "Q": query_len}
+        sizes = {"R": num_reqs, "R+1": num_reqs + 1, "T": num_tokens, "Q": query_len}
         return tuple(d if isinstance(d, int) else sizes[d] for d in self.shape)
 
 

@@ -93,18 +93,27 @@ class SpeculativeConfig:
         return f"SpeculativeConfig({self.method!r}, max_draft_tokens={self.max_draft_tokens}, options={self.options})"
 
     @classmethod
-    def from_environment(cls) -> SpeculativeConfig | None:
-        """`GRAPHENGINE_SPECULATE`: `off`, a proposer's name, or `name:k`; unset means off.
+    def resolve(cls, given: SpeculativeConfig | str | None) -> SpeculativeConfig | None:
+        """The configuration that an argument means; None: speculation is off.
+
+        Args:
+            given: a configuration; `off`, a proposer's name, or `name:k`; None: the text in `GRAPHENGINE_SPECULATE`, or
+                off where that is unset.
 
         Raises:
             ValueError: anything else.
         """
-        value = os.environ.get(SPECULATE_VARIABLE, "off").strip()
-        if value in ("", "off"):
+        if isinstance(given, SpeculativeConfig):
+            return given
+        source = SPECULATE_VARIABLE if given is None else "speculative"
+        text = os.environ.get(SPECULATE_VARIABLE, "off") if given is None else given
+        if not isinstance(text, str):
+            raise ValueError(f"{source}={text!r}: expected a SpeculativeConfig, off, NAME or NAME:K")
+        if text.strip() in ("", "off"):
             return None
-        method, _, length = value.partition(":")
+        method, _, length = text.strip().partition(":")
         if length and not length.isdigit():
-            raise ValueError(f"{SPECULATE_VARIABLE}={value!r}: expected off, NAME or NAME:K with K an integer")
+            raise ValueError(f"{source}={text!r}: expected off, NAME or NAME:K with K an integer")
         return cls(method, max_draft_tokens=int(length)) if length else cls(method)
 
 

@@ -1,0 +1,348 @@
+"""Engine: the step loop. Propose, verify and the KV budget meet here and nowhere else.
+
+Owns the life of requests from `add_request` to their last output and the counters. Synchronous and single-threaded: one
+caller, one step at a time. Model, KV and drafts are the runner's, the scheduler's and the proposer's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from graphengine.commit import commit
+from graphengine.config import EngineConfig
+from graphengine.kv.manager import KVManager
+from graphengine.models.detokenizer import IncrementalDetokenizer
+from graphengine.outputs import CompletionOutput, EngineStats, Origin, RequestOutput
+from graphengine.request import Request, RequestStatus
+from graphengine.request_state import MAX_STOP_IDS
+from graphengine.sampling.params import SamplingParams
+from graphengine.scheduler import DecodeSlot, PrefillChunk, Scheduler, StepPlan
+from graphengine.startup import StartProgress, start
+from graphengine.stats import StatsCounter
+from proposers import registry
+from proposers.base import Commit, Draft, ProposeInputs, Proposer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRuntime:
+    """What a proposer is told about its engine (`proposers.base.Runtime`)."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_draft_tokens: int
+    device: torch.device
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What is kept of a request for its outputs alone."""
+
+    request: Request
+    origins: list[Origin]
+    detokenizer: IncrementalDetokenizer | None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a verify step emits for one request, stops applied."""
+
+    slot: DecodeSlot
+    token_ids: list[int]
+    num_draft_tokens: int
+    num_accepted: int  # of `token_ids`, how many were drafts
+
+
+class Engine:
+    """Serves requests by captured decode steps.
+
+    Args:
+        model: a Hugging Face directory, a .gguf file, or `smollm2-135m`.
+        config: see `LLM` for the fields.
+        progress: called with (phase, done, total, what) while weights load and cells are captured.
+        proposer: an instance to use instead of `config.speculative`'s method (which still gives the draft length);
+            for scripted proposers in tests.
+
+    Raises:
+        ValueError: the model or the configuration is refused.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        config: EngineConfig | None = None,
+        *,
+        progress: StartProgress | None = None,
+        proposer: Proposer | None = None,
+    ) -> None:
+        self.config = config or EngineConfig()
+        assert proposer is None or self.config.speculative is not None, "a proposer needs a draft length"
+        started = start(model, self.config, progress)
+        resolved = started.resolved
+        self.resolved = resolved
+        self.tokenizer = started.tokenizer
+        self.start_times = started.times
+        self.runner = started.runner
+        self.state = started.state
+        self.kv = KVManager(
+            num_blocks=resolved.num_blocks,
+            block_size=resolved.sizes.block_size,
+            enable_prefix_caching=resolved.scheduler.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(resolved.scheduler, self.kv)
+        self.proposer = proposer if proposer is not None else self._make_proposer()
+        self._ladder = resolved.table.draft_lengths
+        self._streams: dict[str, _Stream] = {}
+        self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
+        self._finished: list[RequestOutput] = []
+
+    def add_request(
+        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams | None = None
+    ) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: unique among unfinished requests.
+            prompt: text, or token ids in [0, vocab_size).
+            params: None: the defaults.
+
+        Raises:
+            ValueError: a bad prompt or parameter, an id in use, or a request that can never fit. Nothing is queued.
+        """
+        params = params if params is not None else SamplingParams()
+        request = Request(
+            request_id,
+            self._token_ids(request_id, prompt),
+            params,
+            max_model_len=self.resolved.sizes.max_model_len,
+            eos_token_ids=self.resolved.model.eos_token_ids,
+        )
+        self._check_ids(request)
+        request.metrics.arrival_time = time.perf_counter()
+        self.scheduler.add(request)
+        detokenizer = None
+        if self.tokenizer is not None:
+            detokenizer = IncrementalDetokenizer(self.tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._streams[request_id] = _Stream(request, [], detokenizer)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; returns the outputs of the requests that got tokens or finished."""
+        plan = self.scheduler.schedule(self._ladder)
+        self._follow(plan)
+        self._prefill(plan.chunks)
+        draft = self._propose(plan)
+        sampled = self._verify(plan.decodes, draft)
+        self._commit(sampled)
+        return self._emit(sampled)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request wherever it stands; False where the id is unknown or finished already."""
+        request = self.scheduler.abort(request_id)
+        if request is None:
+            return False
+        self._finished.append(self._finish(self._streams[request_id]))
+        return True
+
+    def stats(self) -> EngineStats:
+        """Counters since start."""
+        return self._counter.snapshot(self.runner, self.kv)
+
+    def capture_report(self) -> str:
+        """The shape table as captured, printable."""
+        return self.runner.manager.report()
+
+    def close(self) -> None:
+        """Drop graphs, buffers, weights and KV. Unfinished requests are lost; closing twice is fine."""
+        self.runner.close()
+        self._streams.clear()
+
+    def _follow(self, plan: StepPlan) -> None:
+        """Bring the persistent rows up to date with what the scheduler decided."""
+        for request in plan.preempted:
+            self._forget(request)
+        for request in plan.admitted:
+            self.state.admit(request)
+            if request.metrics.first_scheduled_time is None:
+                request.metrics.first_scheduled_time = time.perf_counter()
+        for slot in plan.decodes:
+            self.state.update_blocks(slot.request)
+        for chunk in plan.chunks:
+            self.state.update_blocks(chunk.request)
+
+    def _prefill(self, chunks: Sequence[PrefillChunk]) -> None:
+        if not chunks:
+            return
+        self.runner.prefill(chunks)
+        for chunk in chunks:
+            self.scheduler.advance_prefill(chunk)
+            self._counter.num_prefill_tokens += chunk.num_tokens
+
+    def _propose(self, plan: StepPlan) -> Draft:
+        num_reqs = len(plan.decodes)
+        if self.proposer is None or plan.k == 0:
+            return Draft.empty(num_reqs, plan.k)
+        inputs = ProposeInputs(
+            request_ids=[slot.request.request_id for slot in plan.decodes],
+            token_ids=[self.state.history(slot.request) for slot in plan.decodes],
+            num_draft_tokens=np.array([slot.max_drafts for slot in plan.decodes], dtype=np.int32),
+            k=plan.k,
+        )
+        draft = self.proposer.propose(inputs)
+        draft.validate(inputs, self.resolved.model.vocab_size)
+        if not self.proposer.graph_safe:
+            self.runner.manager.count_eager(f"proposer:{self.proposer.name}")
+        return draft
+
+    def _verify(self, decodes: Sequence[DecodeSlot], draft: Draft) -> list[Sampled]:
+        """Verify the drafts of every decode that is still alive."""
+        alive = [index for index, slot in enumerate(decodes) if slot.request.status is RequestStatus.DECODE]
+        if not alive:
+            return []
+        rows = np.array([decodes[index].request.row for index in alive], dtype=np.intp)
+        drafts, lengths = draft.token_ids[alive], draft.num_draft_tokens[alive]
+        packed = self.runner.verify(rows, drafts, lengths)
+        self._counter.count_step(len(alive))
+        sampled = []
+        for position, index in enumerate(alive):
+            count, *token_ids = packed[position].tolist()
+            emitted, num_drafts = token_ids[:count], int(lengths[position])
+            accepted = _num_confirmed(emitted, drafts[position, :num_drafts].tolist())
+            sampled.append(Sampled(decodes[index], emitted, num_drafts, accepted))
+        return sampled
+
+    def _commit(self, sampled: Sequence[Sampled]) -> None:
+        """Tokens, KV rows, persistent rows and counters move together; rejected drafts are dropped here."""
+        for item in sampled:
+            request = item.slot.request
+            commit(self.kv, request, item.token_ids, item.num_draft_tokens, item.num_accepted)
+            self.state.append(request, item.token_ids)
+            self._counter.count_request(item.num_draft_tokens, item.num_accepted, len(item.token_ids))
+        if self.proposer is not None and sampled:
+            self.proposer.on_commit(
+                Commit(
+                    request_ids=[item.slot.request.request_id for item in sampled],
+                    token_ids=[item.token_ids for item in sampled],
+                    num_accepted=[item.num_accepted for item in sampled],
+                )
+            )
+
+    def _emit(self, sampled: Sequence[Sampled]) -> list[RequestOutput]:
+        """Outputs of this step: aborted requests first, then those that got tokens, finished ones marked."""
+        outputs, self._finished = self._finished, []
+        now = time.perf_counter()
+        for item in sampled:
+            request = item.slot.request
+            stream = self._streams.get(request.request_id)
+            if stream is None:
+                continue  # aborted while its step was under way
+            if request.metrics.first_token_time is None:
+                request.metrics.first_token_time = now
+            stream.origins += _origins(item)
+            text = stream.detokenizer.add(item.token_ids) if stream.detokenizer is not None else ""
+            stream.text += text
+            reason = request.check_finished()
+            if reason is not None:
+                self.scheduler.finish(request, reason)
+                outputs.append(self._finish(stream, text, len(item.token_ids)))
+            else:
+                outputs.append(_output(stream, text, len(item.token_ids)))
+        return outputs
+
+    def _finish(self, stream: _Stream, new_text: str = "", num_new_tokens: int = 0) -> RequestOutput:
+        """Last output of a request that the scheduler has let go."""
+        request = stream.request
+        request.metrics.finished_time = time.perf_counter()
+        if stream.detokenizer is not None:
+            tail = stream.detokenizer.flush()
+            stream.text += tail
+            new_text += tail
+        self._forget(request)
+        self._counter.num_preemptions += request.metrics.num_preemptions
+        del self._streams[request.request_id]
+        return _output(stream, new_text, num_new_tokens)
+
+    def _forget(self, request: Request) -> None:
+        if self.proposer is not None:
+            self.proposer.forget([request.request_id])
+
+    def _make_proposer(self) -> Proposer | None:
+        speculative = self.config.speculative
+        if speculative is None:
+            return None
+        sizes = self.resolved.sizes
+        runtime = EngineRuntime(
+            vocab_size=self.resolved.model.vocab_size,
+            max_model_len=sizes.max_model_len,
+            max_num_seqs=sizes.max_num_seqs,
+            max_draft_tokens=sizes.max_draft_tokens,
+            device=torch.device("cpu"),
+        )
+        return registry.create(speculative.method, speculative.options, runtime)
+
+    def _token_ids(self, request_id: str, prompt: str | Sequence[int]) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise ValueError(f"request {request_id!r}: the checkpoint has no tokenizer; give the prompt as token ids")
+        return self.tokenizer.encode(prompt)
+
+    def _check_ids(self, request: Request) -> None:
+        vocab_size = self.resolved.model.vocab_size
+        for what, ids in (("prompt token", request.prompt_token_ids), ("stop token", request.stop_token_ids)):
+            largest = max(ids, default=0)
+            if largest >= vocab_size:
+                raise ValueError(
+                    f"request {request.request_id!r}: {what} id {largest} is outside the vocabulary of {vocab_size}"
+                )
+        if len(request.stop_token_ids) > MAX_STOP_IDS:
+            raise ValueError(
+                f"request {request.request_id!r}: {len(request.stop_token_ids)} stop token ids (the model's own "
+                f"included); at most {MAX_STOP_IDS} are allowed"
+            )
+
+
+def _num_confirmed(emitted: Sequence[int], drafts: Sequence[int]) -> int:
+    """Length of the common prefix: by the verifier's rule, what of `emitted` were drafts."""
+    count = 0
+    for token, draft in zip(emitted, drafts, strict=False):
+        if token != draft:
+            break
+        count += 1
+    return count
+
+
+def _origins(item: Sampled) -> list[Origin]:
+    origins: list[Origin] = ["accepted"] * item.num_accepted
+    if len(item.token_ids) > item.num_accepted:
+        origins.append("bonus" if item.num_accepted == item.num_draft_tokens else "recovered")
+    return origins
+
+
+def _output(stream: _Stream, new_text: str, num_new_tokens: int) -> RequestOutput:
+    request = stream.request
+    completion = CompletionOutput(
+        index=0,
+        text=stream.text,
+        token_ids=request.output_token_ids,
+        token_origins=list(stream.origins),
+        finish_reason=request.finish_reason,
+    )
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt_token_ids=list(request.prompt_token_ids),
+        outputs=[completion],
+        finished=request.is_finished,
+        new_text=new_text,
+        num_new_tokens=num_new_tokens,
+        metrics=request.metrics,
+    )

@@ -1,0 +1,56 @@
+"""KV storage: the paged tensors themselves, and how many blocks fit.
+
+Owns sizes and allocation. Who uses which block is the block pool's business.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from graphengine.config import CacheConfig
+from graphengine.models.config import ModelConfig
+
+
+def block_bytes(model: ModelConfig, dtype: torch.dtype, block_size: int) -> int:
+    """Bytes of one block over all layers, K and V."""
+    return model.num_layers * 2 * block_size * model.kv_size * dtype.itemsize
+
+
+def resolve_num_blocks(
+    cache: CacheConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> int:
+    """Number of physical blocks, the null block included.
+
+    Raises:
+        ValueError: fewer blocks than one full context needs.
+    """
+    size = block_bytes(model, dtype, cache.block_size)
+    per_context = -(-max_model_len // cache.block_size)
+    if cache.num_blocks is not None:
+        return cache.num_blocks
+    affordable = cache.max_bytes // size
+    if affordable < per_context + 1:
+        raise ValueError(
+            f"CacheConfig.max_bytes={cache.max_bytes} holds {affordable} blocks of {size} bytes; one context of "
+            f"max_model_len={max_model_len} needs {per_context + 1}: raise max_bytes to {(per_context + 1) * size} or "
+            f"lower max_model_len"
+        )
+    return min(affordable, max_num_seqs * per_context + 1)
+
+
+def allocate(
+    model: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    num_blocks: int,
+    block_size: int,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """One zeroed `[num_blocks, 2, block_size, num_kv_heads, head_dim]` a layer."""
+    shape = (num_blocks, 2, block_size, model.num_kv_heads, model.head_dim)
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]

@@ -1,0 +1,163 @@
+"""LLM: the front door. A list of prompts in, a list of answers out; a thin wrapper over Engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from capture.config import CaptureConfig
+from graphengine.config import CacheConfig, EngineConfig, Numerics, SpeculativeConfig
+from graphengine.engine import Engine
+from graphengine.outputs import EngineStats, RequestOutput
+from graphengine.sampling.params import SamplingParams
+from graphengine.startup import StartProgress
+
+Prompts = str | Sequence[str] | Sequence[Sequence[int]]
+
+
+class LLM:
+    """A loaded model, ready to generate. A context manager; closing frees graphs and memory.
+
+    Args:
+        model: a Hugging Face directory (config.json, safetensors, tokenizer files), a .gguf file, or `smollm2-135m`.
+        dtype: of weights and KV cache: `auto` (the checkpoint's; bfloat16 for GGUF), `bfloat16` or `float32`.
+            Arithmetic and logits are float32 on CPU.
+        device: `auto` or `cpu`.
+        max_model_len: context limit in tokens, prompt and output together; None: the checkpoint's, at most 8192.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: rows a step, prefill tokens and k + 1 a decode together; None: 2048 or more.
+        seed: default seed of requests that sample; greedy decoding does not use it.
+        numerics: `invariant`: a row's logits depend on nothing that shares its step, checked at start. `fast`: not
+            checked.
+        async_steps: 0; asynchronous stepping is not available.
+        speculative: how to draft; None: what `GRAPHENGINE_SPECULATE` says, else off. `"off"`, `"ngram"` and
+            `"ngram:6"` are accepted too.
+        capture: how steps are captured; None: the defaults.
+        cache: KV cache; None: the defaults.
+        progress: called with (phase, done, total, what) while the model loads.
+
+    Raises:
+        ValueError: the model or an argument is refused, before any weight is read where that is possible.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int | None = None,
+        seed: int = 0,
+        numerics: Numerics = "invariant",
+        async_steps: int = 0,
+        speculative: SpeculativeConfig | str | None = None,
+        capture: CaptureConfig | None = None,
+        cache: CacheConfig | None = None,
+        progress: StartProgress | None = None,
+    ) -> None:
+        config = EngineConfig(
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            seed=seed,
+            numerics=numerics,
+            async_steps=async_steps,
+            speculative=SpeculativeConfig.resolve(speculative),
+            capture=capture if capture is not None else CaptureConfig(),
+            cache=cache if cache is not None else CacheConfig(),
+        )
+        self.engine = Engine(model, config, progress=progress)
+        self._ids = count()
+
+    def generate(
+        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Generate for every prompt; outputs come in the order of the prompts.
+
+        Args:
+            prompts: one text, a list of texts, or a list of token id lists.
+            params: one for all prompts, or one each; None: the defaults.
+
+        Raises:
+            ValueError: a prompt or parameter is refused; nothing of this call is left queued.
+        """
+        batch = _as_batch(prompts)
+        each = _as_params(params, len(batch))
+        request_ids = [f"generate-{next(self._ids)}" for _ in batch]
+        added: list[str] = []
+        try:
+            for request_id, prompt, one in zip(request_ids, batch, each, strict=True):
+                self.engine.add_request(request_id, prompt, one)
+                added.append(request_id)
+        except ValueError:
+            for request_id in added:
+                self.engine.abort(request_id)
+            raise
+        mine, done = set(request_ids), dict[str, RequestOutput]()
+        while len(done) < len(mine):
+            for output in self.engine.step():
+                if output.finished and output.request_id in mine:
+                    done[output.request_id] = output
+        return [done[request_id] for request_id in request_ids]
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
+    ) -> RequestOutput:
+        """Generate the assistant's next turn; `messages` are `{"role", "content"}`, oldest first."""
+        return self.generate([self.chat_prompt(messages)], params)[0]
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation under the model's chat template.
+
+        Raises:
+            ValueError: the checkpoint has no tokenizer or no chat template.
+        """
+        if self.engine.tokenizer is None:
+            raise ValueError("the checkpoint has no tokenizer, hence no chat template")
+        return self.engine.tokenizer.apply_chat_template(messages)
+
+    def stats(self) -> EngineStats:
+        """Counters since the engine started."""
+        return self.engine.stats()
+
+    def capture_report(self) -> str:
+        """The shape table as captured, printable."""
+        return self.engine.capture_report()
+
+    def close(self) -> None:
+        """Free graphs, buffers, weights and KV; closing twice is fine."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _as_batch(prompts: Prompts) -> list[str | Sequence[int]]:
+    if isinstance(prompts, str):
+        return [prompts]
+    batch: list[str | Sequence[int]] = list(prompts)
+    if batch and all(isinstance(item, int) for item in batch):
+        raise ValueError("prompts is a list of integers; a single prompt of token ids goes into a list of its own")
+    return batch
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * num_prompts
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if len(params) != num_prompts:
+        raise ValueError(f"{len(params)} SamplingParams for {num_prompts} prompts: give one, or one each")
+    return list(params)

@@ -1,0 +1,110 @@
+"""Resolution: every size that follows from a checkpoint's config and a user's configuration.
+
+Owns the defaults that depend on the checkpoint and the checks across fields. Reads no weights and allocates nothing, so
+what it refuses is refused at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from capture.shapes import ShapeTable
+from graphengine.config import EngineConfig, resolve_dtype
+from graphengine.kv.cache import resolve_num_blocks
+from graphengine.models.config import ModelConfig
+from graphengine.models.native_ops import kernel_suffix
+from graphengine.scheduler import SchedulerConfig
+
+GREEDY = "greedy"  # the one tier built: every row T = 0 and no active processor
+DEFAULT_MAX_MODEL_LEN = 8192
+DEFAULT_BATCHED_TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerSizes:
+    """Sizes of the model runner's buffers."""
+
+    max_num_seqs: int
+    max_draft_tokens: int
+    max_model_len: int
+    block_size: int
+
+    @property
+    def num_state_rows(self) -> int:
+        """Rows of per-request inputs; at least 2, since torch specialises on size 1."""
+        return max(2, self.max_num_seqs)
+
+    @property
+    def max_blocks(self) -> int:
+        """Width of a block table."""
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedConfig:
+    """Every size that follows from a checkpoint and a configuration."""
+
+    model: ModelConfig
+    dtype: torch.dtype
+    sizes: RunnerSizes
+    table: ShapeTable
+    scheduler: SchedulerConfig
+    num_blocks: int
+
+
+def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
+    """Resolve and check every size; reads no weights.
+
+    Raises:
+        ValueError: naming the field that is out of range or contradicts another.
+    """
+    dtype = resolve_dtype(config.dtype, model.dtype)
+    kernel_suffix(dtype)
+    if model.mlp_bias:
+        raise ValueError("mlp_bias=True: MLP biases are not supported; use a checkpoint without them")
+    max_model_len = config.max_model_len or min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
+    if max_model_len > model.max_position_embeddings:
+        raise ValueError(
+            f"max_model_len={max_model_len}: the checkpoint's limit is max_position_embeddings="
+            f"{model.max_position_embeddings}; lower max_model_len"
+        )
+    smallest = config.max_num_seqs
+    batched = config.max_num_batched_tokens or max(
+        DEFAULT_BATCHED_TOKENS,
+        config.max_num_seqs * (config.max_draft_tokens + 1),
+        0 if config.cache.enable_chunked_prefill else max_model_len,
+    )
+    if batched < smallest:
+        raise ValueError(
+            f"max_num_batched_tokens={batched}: every running request needs a row a step; raise it to at least "
+            f"max_num_seqs={smallest}"
+        )
+    sizes = RunnerSizes(
+        max_num_seqs=config.max_num_seqs,
+        max_draft_tokens=config.max_draft_tokens,
+        max_model_len=max_model_len,
+        block_size=config.cache.block_size,
+    )
+    return ResolvedConfig(
+        model=model,
+        dtype=dtype,
+        sizes=sizes,
+        table=ShapeTable.from_config(
+            config.capture,
+            max_num_seqs=sizes.max_num_seqs,
+            max_draft_tokens=sizes.max_draft_tokens,
+            tiers=(GREEDY,),
+        ),
+        scheduler=SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=batched,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=config.cache.enable_chunked_prefill,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        ),
+        num_blocks=resolve_num_blocks(
+            config.cache, model, dtype, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len
+        ),
+    )

@@ -1,0 +1,101 @@
+"""Start-up: from a checkpoint and a configuration to everything that an engine runs with.
+
+Owns the order of things: read headers, resolve and check every size, and only then read weights, allocate, capture. Keeps
+the seconds of each phase. Nothing here runs after start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from graphengine.config import EngineConfig
+from graphengine.kernels import library
+from graphengine.kv import cache as kv_cache
+from graphengine.model_runner import ModelRunner
+from graphengine.models.decoder import DecoderWeights
+from graphengine.models.loader import OpenedModel, load_weights, open_model
+from graphengine.models.tokenizer import Tokenizer
+from graphengine.request_state import RequestState
+from graphengine.resolve import ResolvedConfig, resolve
+
+# Called with (done, total, what) during `weights` and `capture`.
+StartProgress = Callable[[str, int, int, str], None]
+
+
+@dataclass(slots=True)
+class StartTimes:
+    """Seconds of each phase of the start, in order."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def __str__(self) -> str:
+        parts = [f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items()]
+        return ", ".join([*parts, f"total {sum(self.seconds.values()):.2f} s"])
+
+
+@dataclass(slots=True, kw_only=True)
+class Started:
+    """What `start` built."""
+
+    resolved: ResolvedConfig
+    runner: ModelRunner
+    state: RequestState
+    tokenizer: Tokenizer | None
+    times: StartTimes
+
+
+def start(model: str | Path, config: EngineConfig, progress: StartProgress | None = None) -> Started:
+    """Build everything. Returns when the whole table is captured: what is returned is ready to serve.
+
+    Raises:
+        ValueError: the checkpoint or the configuration is refused.
+    """
+    times = StartTimes()
+    with times.phase("headers"):
+        opened = open_model(model)
+        resolved = resolve(opened.config, config)
+    with times.phase("kernels"):
+        library.load()
+    with times.phase("weights"):
+        weights = _load(opened, resolved, progress)
+    with times.phase("tokenizer"):
+        tokenizer = opened.load_tokenizer()
+    sizes = resolved.sizes
+    with times.phase("buffers"):
+        state = RequestState(
+            max_num_seqs=sizes.max_num_seqs, max_model_len=sizes.max_model_len, block_size=sizes.block_size
+        )
+        caches = kv_cache.allocate(
+            resolved.model,
+            resolved.dtype,
+            num_blocks=resolved.num_blocks,
+            block_size=sizes.block_size,
+            device=torch.device("cpu"),
+        )
+        runner = ModelRunner(resolved, weights, caches, capture=config.capture, state=state)
+    with times.phase("capture"):
+        runner.capture(None if progress is None else lambda *done: progress("capture", *done))
+    return Started(resolved=resolved, runner=runner, state=state, tokenizer=tokenizer, times=times)
+
+
+def _load(opened: OpenedModel, resolved: ResolvedConfig, progress: StartProgress | None) -> DecoderWeights:
+    weights = DecoderWeights.allocate(resolved.model, resolved.dtype, torch.device("cpu"))
+    load_weights(
+        weights.destinations(resolved.model),
+        opened.source,
+        config=resolved.model,
+        progress=None if progress is None else lambda *done: progress("weights", *done),
+    )
+    return weights

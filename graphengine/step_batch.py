@@ -1,0 +1,98 @@
+"""Step batches: writes a step's inputs into the static buffers, live rows and padding alike.
+
+Owns the padding policy. Every live request has exactly `query_len` rows; rows beyond its drafts, and rows of padding
+requests, carry token 0 at the null block, so whatever they compute reaches nobody. Reads request rows, never changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from capture.shapes import ShapeKey
+from graphengine.request_state import IntArray, RequestState
+from graphengine.sampling.verifier import NO_STOP
+from graphengine.scheduler import PrefillChunk
+
+HostViews = Mapping[str, npt.NDArray[np.int32]]
+
+
+def host_views(views: Mapping[str, torch.Tensor], names: Sequence[str]) -> HostViews:
+    """Numpy views of static buffers on the host."""
+    return {name: views[name].numpy() for name in names}
+
+
+# The inputs that the functions below write.
+PREFILL_INPUTS = ("token_ids", "positions", "slot_mapping", "block_table", "query_start_loc")
+DECODE_INPUTS = (*PREFILL_INPUTS, "query_len", "num_draft_tokens", "stop_ids", "max_new_tokens")
+
+
+def write_decode(
+    views: HostViews,
+    key: ShapeKey,
+    state: RequestState,
+    rows: npt.NDArray[np.intp],
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+) -> None:
+    """Fill a cell.
+
+    Args:
+        views: host views of the cell's inputs.
+        key: the cell.
+        state, rows: request rows of the live requests, `[num_reqs]`, in batch order (the idx_mapping).
+        draft_token_ids: [num_reqs, >= longest draft], anything beyond a request's drafts.
+        num_draft_tokens: [num_reqs].
+    """
+    num_reqs, query_len = len(rows), key.query_len
+    num_drafts = query_len - 1
+    base = state.num_tokens[rows] - 1  # position of the last known token
+    offsets = np.arange(query_len, dtype=np.int32)
+    live = offsets <= num_draft_tokens[:, None]  # [num_reqs, query_len]
+    positions = np.minimum(base[:, None] + offsets, state.token_ids.shape[1] - 1)
+
+    tokens = np.zeros((num_reqs, query_len), dtype=np.int32)
+    tokens[:, 0] = state.token_ids[rows, base]
+    width = min(num_drafts, draft_token_ids.shape[1])
+    tokens[:, 1 : 1 + width] = draft_token_ids[:, :width]
+    tokens[~live] = 0
+
+    table = state.block_table[rows]
+    slots = np.take_along_axis(table, positions // state.block_size, axis=1) * state.block_size
+    slots += positions % state.block_size
+    slots[~live] = 0
+
+    _fill(views["token_ids"].reshape(-1, query_len), tokens, 0)
+    _fill(views["positions"].reshape(-1, query_len), positions, 0)
+    _fill(views["slot_mapping"].reshape(-1, query_len), slots, 0)
+    _fill(views["block_table"], table, 0)
+    views["query_start_loc"][:] = np.arange(key.num_reqs + 1, dtype=np.int32) * query_len
+    views["query_len"][0] = query_len
+    _fill(views["num_draft_tokens"], num_draft_tokens, 0)
+    _fill(views["stop_ids"], state.stop_ids[rows], NO_STOP)
+    _fill(views["max_new_tokens"], state.limit[rows] - state.num_tokens[rows], 1)
+
+
+def write_prefill(views: HostViews, state: RequestState, chunks: Sequence[PrefillChunk]) -> None:
+    """Fill a varlen prefill of the chunks, exactly as many rows as they have tokens."""
+    end = 0
+    views["query_start_loc"][0] = 0
+    for index, chunk in enumerate(chunks):
+        row = chunk.request.row
+        assert row is not None, f"chunk of {chunk.request}, which has no row"
+        start, end = end, end + chunk.num_tokens
+        positions = np.arange(chunk.start, chunk.start + chunk.num_tokens, dtype=np.int32)
+        blocks = state.block_table[row, positions // state.block_size]
+        views["token_ids"][start:end] = state.token_ids[row, positions]
+        views["positions"][start:end] = positions
+        views["slot_mapping"][start:end] = blocks * state.block_size + positions % state.block_size
+        views["block_table"][index] = state.block_table[row]
+        views["query_start_loc"][index + 1] = end
+
+
+def _fill(view: IntArray, live: IntArray, fill: int) -> None:
+    view[: len(live)] = live
+    view[len(live) :] = fill
