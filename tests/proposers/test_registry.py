@@ -1,0 +1,104 @@
+"""Names of proposers: hard errors, third-party entry points, the support matrix."""
+
+from pathlib import Path
+
+import pytest
+
+from proposers import registry
+from proposers.ngram import NgramProposer
+from tests.proposers.helpers import TinyRuntime, install_entry_point, make_inputs
+
+THIRD_PARTY = "tests.proposers.third_party"
+
+
+def create(name: str, **options: object) -> object:
+    return registry.create(name, options, TinyRuntime())
+
+
+def test_unknown_name_lists_the_valid_ones() -> None:
+    """Guards against a misspelt proposer that silently means no speculation."""
+    with pytest.raises(ValueError, match="unknown proposer 'n-gram'; use one of: ngram$"):
+        create("n-gram")
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("suffix", "planned"),
+        ("draft_model", "planned"),
+        ("eagle", "planned"),
+        ("mtp", "planned"),
+        ("medusa", "unsupported"),
+        ("tree", "unsupported"),
+        ("lookahead", "unsupported"),
+    ],
+)
+def test_known_but_refused_names_say_why(name: str, status: str) -> None:
+    """Guards against a known method that looks like a typing error, or half works."""
+    with pytest.raises(ValueError, match=rf"'{name}' is {status}: .{{10,}}; use one of: ngram"):
+        create(name)
+
+
+def test_default_list_hides_the_scripted_proposers() -> None:
+    """Guards against test tools in the list that users choose from."""
+    listed = [info.name for info in registry.infos()]
+    assert listed[0] == "ngram"
+    assert not [name for name in listed if name.startswith("mock-")]
+    everything = registry.infos(testing=True)
+    assert {info.name for info in everything} >= {*listed, "mock-oracle", "mock-empty"}
+    assert len({info.name for info in everything}) == len(everything)
+
+
+def test_every_row_of_the_matrix_explains_itself() -> None:
+    """Guards against empty cells in the printed matrix."""
+    for info in registry.infos(testing=True):
+        assert info.summary
+        assert bool(info.reason) == (info.status in ("planned", "unsupported")), info.name
+        for option in info.options:
+            assert option.doc, f"{info.name}.{option.name}"
+
+
+def test_third_party_is_listed_and_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Guards against an entry-point group that is documented but never read."""
+    install_entry_point(monkeypatch, tmp_path, "repeat-last", f"{THIRD_PARTY}:SPEC")
+    assert "repeat-last" in [info.name for info in registry.infos()]
+    proposer = registry.create("repeat-last", {"times": 2}, TinyRuntime())
+    draft = proposer.propose(make_inputs({"a": [7, 9]}, k=3))
+    assert draft.token_ids.tolist() == [[9, 9, -1]]
+    with pytest.raises(ValueError, match="use one of: ngram, repeat-last"):
+        create("nothing")
+
+
+@pytest.mark.parametrize("name", ["ngram", "mock-oracle", "eagle"])
+def test_taken_name_is_an_error_even_if_another_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Guards against a plug-in that quietly replaces, or is replaced by, a built-in one."""
+    install_entry_point(monkeypatch, tmp_path, name, f"{THIRD_PARTY}:SPEC")
+    with pytest.raises(ValueError, match=rf"'{name}'.*registered twice"):
+        create("ngram")
+    with pytest.raises(ValueError, match=rf"'{name}'.*registered twice"):
+        registry.infos()
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "message"),
+    [
+        ("gone", "tests.proposers.no_such_module:SPEC", "cannot be loaded"),
+        ("gone", f"{THIRD_PARTY}:NO_SUCH_NAME", "cannot be loaded"),
+        ("wrong", f"{THIRD_PARTY}:NOT_A_SPEC", "must be a ProposerSpec"),
+        ("other-name", f"{THIRD_PARTY}:SPEC", "is named 'repeat-last' in its info"),
+    ],
+)
+def test_broken_entry_point_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, target: str, message: str
+) -> None:
+    """Guards against a traceback from the inside of somebody's package, or a plug-in dropped silently."""
+    install_entry_point(monkeypatch, tmp_path, name, target)
+    with pytest.raises(ValueError, match=message) as error:
+        create(name)
+    assert target in str(error.value)
+    # A broken plug-in is no reason to refuse a proposer that does not need it.
+    assert isinstance(create("ngram"), NgramProposer)
