@@ -1,4 +1,4 @@
-"""What the proposer tests share: a runtime, inputs from token lists, streams, installed entry points."""
+"""What the proposer tests share: a runtime, inputs, token streams, installed entry points."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ def make_stream(index: int, num_tokens: int = 100) -> list[int]:
 def install_entry_point(
     monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, target: str
 ) -> None:
-    """Put a distribution on sys.path that registers target under name, as an installed wheel would."""
+    """Put a distribution on sys.path that registers target under name, as a wheel would."""
     info = folder / f"thirdparty_{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(

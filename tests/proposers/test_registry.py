@@ -17,7 +17,7 @@ def create(name: str, **options: object) -> object:
 
 def test_unknown_name_lists_the_valid_ones() -> None:
     """Guards against a misspelt proposer that silently means no speculation."""
-    with pytest.raises(ValueError, match="unknown proposer 'n-gram'; use one of: ngram$"):
+    with pytest.raises(ValueError, match=r"unknown proposer 'n-gram'; use one of: ngram$"):
         create("n-gram")
 
 
@@ -58,9 +58,7 @@ def test_every_row_of_the_matrix_explains_itself() -> None:
             assert option.doc, f"{info.name}.{option.name}"
 
 
-def test_third_party_is_listed_and_built(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_third_party_is_listed_and_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against an entry-point group that is documented but never read."""
     install_entry_point(monkeypatch, tmp_path, "repeat-last", f"{THIRD_PARTY}:SPEC")
     assert "repeat-last" in [info.name for info in registry.infos()]
@@ -95,7 +93,7 @@ def test_taken_name_is_an_error_even_if_another_is_asked_for(
 def test_broken_entry_point_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, target: str, message: str
 ) -> None:
-    """Guards against a traceback from the inside of somebody's package, or a plug-in dropped silently."""
+    """Guards against a traceback from inside somebody's package, or a plug-in silently dropped."""
     install_entry_point(monkeypatch, tmp_path, name, target)
     with pytest.raises(ValueError, match=message) as error:
         create(name)

@@ -1,11 +1,19 @@
-"""A proposer as somebody else would write it: one module that knows proposers and nothing else of the project.
+"""A proposer as somebody else would write it: one module that knows only proposers.
 
 It repeats the newest token. Tests register it through the entry-point group.
 """
 
 from collections.abc import Mapping
 
-from proposers import Draft, HostProposer, OptionInfo, ProposeInputs, ProposerInfo, ProposerSpec, Runtime
+from proposers import (
+    Draft,
+    HostProposer,
+    OptionInfo,
+    ProposeInputs,
+    ProposerInfo,
+    ProposerSpec,
+    Runtime,
+)
 
 INFO = ProposerInfo(
     name="repeat-last",

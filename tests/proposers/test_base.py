@@ -1,0 +1,93 @@
+"""Draft.validate and the input values: each breach of the contract is found and its row named."""
+
+import numpy as np
+import pytest
+import torch
+
+from proposers import Draft, ProposeInputs
+from tests.proposers.helpers import VOCAB_SIZE, make_inputs
+
+INPUTS = make_inputs({"a": [1, 2], "b": [3]}, k=3, allowances=[3, 1])
+
+
+def draft_of(rows: list[list[int]], lengths: list[int]) -> Draft:
+    return Draft(
+        token_ids=np.array(rows, dtype=np.int32), num_draft_tokens=np.array(lengths, dtype=np.int32)
+    )
+
+
+def test_good_drafts_pass() -> None:
+    """Guards against a check that refuses what is allowed: none, some or all of the allowance."""
+    for draft in (
+        Draft.empty(2, 3),
+        Draft.from_rows([[1, 2, 3], [VOCAB_SIZE - 1]], 3),
+        Draft.from_rows([[0], []], 3),
+    ):
+        draft.validate(INPUTS, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "message"),
+    [
+        ([[1, 2, 3, -1], [4, -1, -1, -1]], [3, 1], r"shape \(2, 4\), expected \(2, 3\)"),
+        ([[1, 2, 3]], [3], r"shape \(1, 3\), expected \(2, 3\)"),
+        ([[1, 2, 3], [4, -1, -1]], [3], r"lengths have shape \(1,\)"),
+        ([[1, 2, 3], [4, 5, -1]], [3, 2], "row 1: 2 drafts, allowance 1"),
+        ([[-1, -1, -1], [-1, -1, -1]], [-1, 0], "row 0: -1 drafts"),
+        ([[1, -1, 3], [4, -1, -1]], [3, 1], r"row 0: draft ids .* outside \[0, 48\)"),
+        ([[1, 2, 48], [4, -1, -1]], [3, 1], r"row 0: draft ids .* outside \[0, 48\)"),
+        ([[1, 2, 3], [4, 0, -1]], [3, 1], "row 1: .* is not -1 after 1 drafts"),
+        ([[1, 2, 3], [4, -2, -1]], [3, 1], "row 1: .* is not -1 after 1 drafts"),
+    ],
+)
+def test_breaches_are_named(rows: list[list[int]], lengths: list[int], message: str) -> None:
+    """Guards against drafts that would write outside the row, or reach an embedding as -1."""
+    with pytest.raises(AssertionError, match=message):
+        draft_of(rows, lengths).validate(INPUTS, VOCAB_SIZE)
+
+
+def test_wrong_dtype_is_named() -> None:
+    """Guards against int64 drafts that a static int32 buffer would refuse much later."""
+    draft = Draft(token_ids=np.full((2, 3), -1), num_draft_tokens=np.zeros(2, dtype=np.int32))
+    with pytest.raises(AssertionError, match="token_ids are int64, expected int32"):
+        draft.validate(INPUTS, VOCAB_SIZE)
+
+
+def test_probs_cover_every_draft_and_token() -> None:
+    """Guards against probabilities over the draft's own, smaller vocabulary (case 36)."""
+    for vocab_size, fits in ((VOCAB_SIZE, True), (VOCAB_SIZE - 16, False)):
+        draft = Draft(
+            token_ids=np.full((2, 3), -1, dtype=np.int32),
+            num_draft_tokens=np.zeros(2, dtype=np.int32),
+            probs=torch.zeros(2, 3, vocab_size),
+        )
+        if fits:
+            draft.validate(INPUTS, VOCAB_SIZE)
+        else:
+            with pytest.raises(AssertionError, match="probs have shape"):
+                draft.validate(INPUTS, VOCAB_SIZE)
+
+
+def test_from_rows_refuses_a_row_wider_than_k() -> None:
+    """Guards against a row that is cut silently."""
+    with pytest.raises(AssertionError, match="row 1 has 3 drafts, the width is 2"):
+        Draft.from_rows([[1], [1, 2, 3]], 2)
+
+
+def test_inputs_must_agree_on_the_number_of_rows() -> None:
+    """Guards against histories that are paired with the wrong request."""
+    history = np.array([1], dtype=np.int32)
+    with pytest.raises(AssertionError, match="2 request ids but 1 histories"):
+        ProposeInputs(
+            request_ids=["a", "b"],
+            token_ids=[history],
+            num_draft_tokens=np.zeros(2, dtype=np.int32),
+            k=1,
+        )
+    with pytest.raises(AssertionError, match=r"num_draft_tokens has shape \(1,\), expected \(2,\)"):
+        ProposeInputs(
+            request_ids=["a", "b"],
+            token_ids=[history, history],
+            num_draft_tokens=np.zeros(1, dtype=np.int32),
+            k=1,
+        )
