@@ -39,72 +39,76 @@ def audit(kv: KVManager, requests: Iterable[Request]) -> None:
     _audit_digests(kv, everyone)
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AuditError(message)
-
-
 def _audit_pool(pool: BlockPool) -> None:
     """Every block is exactly one of null, clean, cached and held."""
     clean, cached = pool.free_block_ids()
     held = [block for block in range(pool.num_blocks) if pool.ref_count(block) > 0]
     places = Counter([NULL_BLOCK, *clean, *cached, *held])
     for block in range(pool.num_blocks):
-        _require(
-            places[block] == 1,
-            f"block {block} is counted {places[block]} times among null, clean, cached and held",
-        )
-    _require(sum(places.values()) == pool.num_blocks, f"unknown blocks among {sorted(places)}")
+        if places[block] != 1:
+            raise AuditError(
+                f"block {block} is counted {places[block]} times among null, clean, cached and held"
+            )
+    if len(places) != pool.num_blocks:
+        raise AuditError(f"blocks that the pool does not have are free: {sorted(places)}")
 
     published = pool.published()
     for block in cached:
-        _require(block in published, f"block {block} is on the cached list without a digest")
+        if block not in published:
+            raise AuditError(f"block {block} is on the cached list without a digest")
     for block in [NULL_BLOCK, *clean]:
-        _require(block not in published, f"block {block} is null or clean and has a digest")
+        if block in published:
+            raise AuditError(f"block {block} is null or clean and has a digest")
     for block, digest in published.items():
-        found = pool.find(digest)
-        _require(found == block, f"digest of block {block} is indexed under block {found}")
+        if pool.find(digest) != block:
+            raise AuditError(f"digest of block {block} is indexed under {pool.find(digest)}")
 
 
 def _audit_request(kv: KVManager, request: Request) -> None:
-    """Lengths agree with the status, and the table with the lengths."""
-    num_blocks = len(request.block_table)
-    if request.status in (RequestStatus.WAITING, RequestStatus.FINISHED):
-        _require(num_blocks == 0, f"{request} holds {num_blocks} blocks and does not run")
-        _require(request.kv_len == 0, f"{request} has kv_len and does not run")
-        _require(request.row is None, f"{request} holds a row and does not run")
-        _require(request.num_reserved_rows == 0, f"{request} has rows reserved and does not run")
-        return
-    _require(request.row is not None, f"{request} runs without a row")
-    _require(
-        request.num_tokens < request.limit,
-        f"{request} runs with its limit reached",
+    problem = (
+        _running_problem(kv, request)
+        if request.status in (RequestStatus.PREFILL, RequestStatus.DECODE)
+        else _idle_problem(request)
     )
-    ready = request.kv_len == request.num_tokens - 1
-    _require(
-        ready
-        if request.status is RequestStatus.DECODE
-        else request.kv_len < request.num_tokens - 1,
-        f"{request} has a kv_len that its status rules out",
-    )
+    if problem is not None:
+        raise AuditError(f"{request} {problem}")
+
+
+def _idle_problem(request: Request) -> str | None:
+    """What a waiting or finished request holds that it must not."""
+    if len(request.block_table) > 0:
+        return f"holds {len(request.block_table)} blocks and does not run"
+    if request.kv_len or request.num_reserved_rows or request.row is not None:
+        return "has kv_len, reserved rows or a state row and does not run"
+    return None
+
+
+def _running_problem(kv: KVManager, request: Request) -> str | None:
+    """Where a running request's lengths, status and table disagree."""
+    if request.row is None:
+        return "runs without a row"
+    if request.num_tokens >= request.limit:
+        return "runs with its limit reached"
+    missing = request.num_tokens - 1 - request.kv_len
+    if missing != 0 if request.status is RequestStatus.DECODE else missing <= 0:
+        return "has a kv_len that its status rules out"
     rows = request.kv_len + request.num_reserved_rows
-    _require(
-        rows < request.limit,  # the last token emitted never enters the cache
-        f"{request} has {request.num_reserved_rows} rows reserved, past its limit",
-    )
-    _require(
-        num_blocks == kv.blocks_for(rows),
-        f"{request} has {num_blocks} blocks for {rows} rows in use or reserved; "
-        f"{kv.blocks_for(rows)} are right",
-    )
+    if rows >= request.limit:  # the last token emitted never enters the cache
+        return f"has {request.num_reserved_rows} rows reserved, past its limit"
+    num_blocks, right = len(request.block_table), kv.blocks_for(rows)
+    if num_blocks != right:
+        return f"has {num_blocks} blocks for {rows} rows in use or reserved; {right} are right"
+    return None
 
 
 def _audit_rows(requests: list[Request]) -> None:
     holders: dict[int, Request] = {}
     for request in requests:
-        if request.row is not None:
-            other = holders.setdefault(request.row, request)
-            _require(other is request, f"{other} and {request} hold the same row")
+        if request.row is None:
+            continue
+        other = holders.setdefault(request.row, request)
+        if other is not request:
+            raise AuditError(f"{other} and {request} hold the same row")
 
 
 def _audit_owners(kv: KVManager, requests: list[Request]) -> None:
@@ -115,41 +119,39 @@ def _audit_owners(kv: KVManager, requests: list[Request]) -> None:
             owners[block].append((request, index))
     for block in range(kv.pool.num_blocks):
         count, known = kv.pool.ref_count(block), owners.get(block, [])
-        _require(
-            count == len(known),
-            f"block {block} has {count} references and {len(known)} owners: "
-            f"{[request.request_id for request, _ in known]}",
-        )
+        if count != len(known):
+            names = [request.request_id for request, _ in known]
+            raise AuditError(
+                f"block {block} has {count} references and {len(known)} owners: {names}"
+            )
+        published = kv.pool.digest(block) is not None
         for request, index in known:
-            if index >= request.kv_len // kv.block_size:
-                # The request will write here.
-                _require(count == 1, f"block {block}, open in {request}, is shared")
-                _require(
-                    kv.pool.digest(block) is None, f"block {block}, open in {request}, is published"
-                )
-        if len(known) > 1:
-            _require(kv.pool.digest(block) is not None, f"block {block} is shared, not published")
-            indices = {index for _, index in known}
-            _require(len(indices) == 1, f"block {block} is shared at several places, {indices}")
+            is_open = index >= request.kv_len // kv.block_size  # the request will write here
+            if is_open and (count > 1 or published):
+                raise AuditError(f"block {block}, open in {request}, is shared or published")
+        if count > 1 and not published:
+            raise AuditError(f"block {block} is shared and not published")
+        if len({index for _, index in known}) > 1:
+            raise AuditError(f"block {block} is shared at several places: {known}")
 
 
 def _audit_digests(kv: KVManager, requests: list[Request]) -> None:
     """A published block's digest is that of its owner's tokens, all of them before it included."""
     if kv.prefix_cache is None:
-        _require(not kv.pool.published(), "blocks are published with prefix caching off")
+        if kv.pool.published():
+            raise AuditError("blocks are published with prefix caching off")
         return
     for request in requests:
+        if request.is_finished:
+            continue
         fresh: list[bytes] = []
         num_known = max(len(request.block_digests), request.kv_len // kv.block_size)
         kv.prefix_cache.extend_digests(fresh, request.token_ids, num_known)
-        _require(
-            request.block_digests == fresh[: len(request.block_digests)],
-            f"{request} remembers a digest that is not that of its tokens",
-        )
-        for index, block in enumerate(request.block_table.block_ids):
-            digest = kv.pool.digest(block)
-            _require(
-                digest is None or digest == fresh[index],
-                f"block {block} is published under a digest that is not that of {request}'s "
-                f"tokens at block {index}",
-            )
+        if request.block_digests != fresh[: len(request.block_digests)]:
+            raise AuditError(f"{request} remembers a digest that is not that of its tokens")
+        for block, digest in zip(request.block_table.block_ids, fresh, strict=False):
+            if kv.pool.digest(block) not in (None, digest):
+                raise AuditError(
+                    f"block {block} is published under a digest that is not that of the tokens "
+                    f"of {request}"
+                )
