@@ -1,14 +1,9 @@
 """Text to token ids and back: a thin wrapper over a transformers tokenizer.
 
-Files on this machine only. Building the tokenizer of a GGUF file takes seconds, so the result is
-kept in `$GRAPHENGINE_CACHE_DIR` (default `~/.cache/graphengine`) and found again by the file's
-identity. Incremental decoding is in `detokenizer.py`.
+Files on this machine only. Knows nothing of models, whose vocabulary may be larger than the
+tokenizer's. Incremental decoding is in `detokenizer.py`.
 """
 
-import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +20,10 @@ class Tokenizer:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._num_ids = len(backend)
+        self._num_ids = max(backend.get_vocab().values(), default=-1) + 1
+        self._special_ids = frozenset(
+            token_id for token_id, token in backend.added_tokens_decoder.items() if token.special
+        )
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -38,7 +36,7 @@ class Tokenizer:
 
     @property
     def num_ids(self) -> int:
-        """Number of ids that the tokenizer knows; a model's vocabulary may be larger."""
+        """One more than the tokenizer's last id; a model's vocabulary may be larger."""
         return self._num_ids
 
     @property
@@ -62,6 +60,12 @@ class Tokenizer:
             known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def is_visible(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
+        """Whether `decode` looks at this id at all: it is the tokenizer's, and is not skipped."""
+        if not 0 <= token_id < self._num_ids:
+            return False
+        return not (skip_special_tokens and token_id in self._special_ids)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, up to where the assistant's next answer starts.
@@ -100,41 +104,12 @@ def _load_directory(path: Path) -> Any:
 
 
 def _load_gguf(path: Path) -> Any:
-    cached = _cache_folder(path)
-    if cached.is_dir():
-        return _load_directory(cached)
-    from transformers import AutoTokenizer
+    # Not AutoTokenizer, which reads the whole header once more (seconds) to end at this class.
+    from transformers import PreTrainedTokenizerFast
 
     try:
-        backend = AutoTokenizer.from_pretrained(
+        return PreTrainedTokenizerFast.from_pretrained(
             path.parent, gguf_file=path.name, local_files_only=True
         )
     except (OSError, KeyError, ValueError, ImportError) as error:
         raise ValueError(f"no tokenizer can be built from {path}: {error}") from error
-    _keep(backend, cached)
-    return backend
-
-
-def _cache_folder(path: Path) -> Path:
-    """Where the tokenizer built from this file, as it is now, by this transformers, is kept."""
-    import transformers
-
-    stat = path.stat()
-    identity = (str(path.resolve()), stat.st_size, stat.st_mtime_ns, transformers.__version__)
-    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:20]
-    root = os.environ.get("GRAPHENGINE_CACHE_DIR") or Path.home() / ".cache" / "graphengine"
-    return Path(root) / "tokenizers" / digest
-
-
-def _keep(backend: Any, folder: Path) -> None:
-    """Save for the next start. A cache that cannot be written costs time there and nothing else."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-    except OSError:
-        return
-    try:
-        backend.save_pretrained(scratch)
-        scratch.rename(folder)  # whole or not at all, whoever else starts at the same time
-    except OSError:
-        shutil.rmtree(scratch, ignore_errors=True)
