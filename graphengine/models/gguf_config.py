@@ -182,7 +182,9 @@ def _biases(file: GGUFFile, arch: Architecture) -> dict[str, bool]:
 
 def _rope(file: GGUFFile, values: _Values, max_positions: int) -> RopeConfig:
     theta = values.number("rope.freq_base", default=10000.0)
-    kind = values.get("rope.scaling.type") or "none"
+    # A factor without a type is how files from before the type key say linear.
+    has_factor = values.get("rope.scaling.factor") is not None
+    kind = values.get("rope.scaling.type") or ("linear" if has_factor else "none")
     if kind in ("linear", "yarn"):
         if ROPE_FACTORS_TENSOR in file.tensors:
             raise ValueError(

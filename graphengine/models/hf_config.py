@@ -94,10 +94,6 @@ def read_hf_config(
     num_layers = values.count("num_hidden_layers")
     max_positions = values.count("max_position_embeddings")
     attention_bias = values.flag("attention_bias")
-    if arch.qkv_bias is not None and attention_bias and not arch.qkv_bias:
-        raise ValueError(
-            f"attention_bias=True is not part of {arch.name}; remove it from config.json"
-        )
     return ModelConfig(
         architecture=arch.name,
         vocab_size=values.count("vocab_size"),
@@ -186,12 +182,14 @@ def _refuse_unsupported(raw: Mapping[str, Any], arch: Architecture) -> None:
                 f"config.json: {key}={value!r} is not implemented for {arch.name}; allowed: "
                 f"{allowed}"
             )
-    if not arch.has_mlp_bias and raw.get("mlp_bias"):
-        raise ValueError(f"config.json: mlp_bias={raw['mlp_bias']!r} is not part of {arch.name}")
-    if arch.qkv_bias and raw.get("attention_bias") is False:
-        raise ValueError(
-            f"config.json: {arch.name} always has q, k and v biases; attention_bias is false"
-        )
+    # A class that fixes its biases reads no such setting, so one that says otherwise is a mistake.
+    fixed = {"attention_bias": arch.qkv_bias, "mlp_bias": None if arch.has_mlp_bias else False}
+    for key, has_bias in fixed.items():
+        if has_bias is not None and raw.get(key) is (not has_bias):
+            raise ValueError(
+                f"config.json: {key}={raw[key]!r} contradicts {arch.name}, where it is always "
+                f"{has_bias}"
+            )
     if "AutoModelForCausalLM" in (raw.get("auto_map") or {}):
         raise ValueError(
             f"config.json: auto_map={raw['auto_map']!r} asks for the checkpoint's own model code, "

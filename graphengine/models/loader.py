@@ -127,13 +127,8 @@ def load_weights(
     num_bytes = 0
     for done, (name, stored) in enumerate(plan.items(), start=1):
         destination = destinations[name]
-        tensor = source.read(stored)
-        if tensor.shape != destination.shape:
-            raise ValueError(
-                f"{name}: the checkpoint has shape {list(tensor.shape)}, the config implies "
-                f"{list(destination.shape)}"
-            )
-        destination.copy_(tensor)
+        # No local holds the tensor: it would live on while the next one is read.
+        _fill(destination, source.read(stored), name)
         num_bytes += destination.numel() * destination.element_size()
         if progress is not None:
             progress(done, len(plan), name)
@@ -143,6 +138,15 @@ def load_weights(
         num_tensors=len(plan),
         shared=shared,
     )
+
+
+def _fill(destination: Tensor, tensor: Tensor, name: str) -> None:
+    if tensor.shape != destination.shape:
+        raise ValueError(
+            f"{name}: the checkpoint has shape {list(tensor.shape)}, the config implies "
+            f"{list(destination.shape)}"
+        )
+    destination.copy_(tensor)
 
 
 def _plan(

@@ -98,7 +98,7 @@ def _load_directory(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, KeyError, ValueError, ImportError) as error:
         raise ValueError(f"no tokenizer can be loaded from {path}: {error}") from error
 

@@ -136,6 +136,22 @@ def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], nee
         read_hf_config(raw_config(**changes))
 
 
+@pytest.mark.parametrize(
+    ("arch", "key", "value"),
+    [
+        ("mistral", "attention_bias", True),
+        ("qwen2", "attention_bias", False),
+        ("mistral", "mlp_bias", True),
+        ("qwen3", "mlp_bias", True),
+    ],
+)
+def test_biases_that_a_class_fixes_cannot_be_changed(arch: str, key: str, value: bool) -> None:
+    """Guards a bias setting of one class in the config of another, where nothing reads it."""
+    with pytest.raises(ValueError, match=f"{key}={value} contradicts"):
+        read_hf_config(raw_config(arch, **{key: value}))
+    assert read_hf_config(raw_config(arch, **{key: not value})) == read_hf_config(raw_config(arch))
+
+
 def test_inert_values_are_accepted() -> None:
     """Guards real checkpoints that spell out settings which do nothing."""
     inert = {

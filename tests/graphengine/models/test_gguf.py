@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from graphengine.models.config import RopeConfig
 from graphengine.models.loader import open_model
 from graphengine.models.locate import locate_model
 from graphengine.models.rope import rope_tables
@@ -130,6 +131,30 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         ValueError, match=r"'gemma' is not supported; supported: llama, qwen2, qwen3"
     ):
         open_model(path)
+
+
+def test_a_scaling_factor_without_a_type_is_linear(tmp_path: Path) -> None:
+    """Guards old files, which every other reader scales linearly."""
+    metadata = {"rope.scaling.factor": 4.0}
+    path = make_gguf(make_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", metadata=metadata)
+    assert open_model(path).config.rope == RopeConfig(kind="linear", theta=10000.0, factor=4.0)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["llama-tied-gqa3", "qwen2-yarn"])
+def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
+    """Guards our own writer and reader against being wrong in the same way."""
+    arch, overrides = CASES[name]
+    checkpoint = make_checkpoint(tmp_path / "hf", arch, **overrides)
+    path = make_gguf(checkpoint, tmp_path / "m.gguf", quantization=gguf.GGMLQuantizationType.Q8_0)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32
+    )
+    source = open_model(path).source
+    parameters = dict(reference.named_parameters())  # a tied head is listed once
+    assert sorted(source.names()) == sorted(parameters)
+    for tensor, parameter in parameters.items():
+        assert torch.equal(source.read(tensor), parameter.detach()), tensor
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,28 @@ def test_loads_into_views_and_converts_dtype(tmp_path: Path) -> None:
     load(opened, destinations)
     reference = dict(make_model("llama").named_parameters())
     assert torch.equal(fused, torch.cat([reference[name] for name in names]).bfloat16())
+
+
+def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
+    """Guards the second full copy: big models would need twice their size to start."""
+    opened = open_model(make_checkpoint(tmp_path))
+    read: list[weakref.ref[Tensor]] = []
+    most_alive = 0
+
+    class Watched:
+        def names(self) -> Sequence[str]:
+            return opened.source.names()
+
+        def read(self, name: str) -> Tensor:
+            nonlocal most_alive
+            tensor = opened.source.read(name).clone()
+            read.append(weakref.ref(tensor))
+            most_alive = max(most_alive, sum(ref() is not None for ref in read))
+            return tensor
+
+    load_weights(empty_like_model(), Watched(), config=opened.config)
+    assert len(read) == 21
+    assert most_alive == 1
 
 
 def test_missing_and_unknown_tensors_are_named(tmp_path: Path) -> None:
