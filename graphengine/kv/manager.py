@@ -153,7 +153,9 @@ class KVManager:
 
     def trim(self, request: Request) -> None:
         """Drops all reservations: frees the blocks wholly beyond `kv_len`."""
-        self.pool.free(request.block_table.truncate(self.blocks_for(request.kv_len)))
+        num_blocks = self.blocks_for(request.kv_len)
+        if num_blocks < len(request.block_table):
+            self.pool.free(request.block_table.truncate(num_blocks))
         request.num_reserved_rows = 0
 
     def release(self, request: Request) -> None:

@@ -160,7 +160,8 @@ class Simulation:
         assert not plan.is_empty, "a step without work, with requests unfinished"
         assert plan.num_batched_tokens <= config.max_num_batched_tokens
         assert len(scheduler.running) <= config.max_num_seqs
-        assert plan.k in self.ladder
+        longest = max((slot.max_drafts for slot in plan.decodes), default=0)
+        assert plan.k == min(k for k in self.ladder if k >= longest), "a cell wider than needed"
         rows = [r.row for r in scheduler.running]
         assert all(row is not None and 0 <= row < config.max_num_seqs for row in rows)
         arrivals = [r.arrival for r in (*scheduler.running, *scheduler.waiting)]

@@ -151,3 +151,34 @@ def test_an_uncommitted_step_is_scheduled_again() -> None:
     sim.run_decode(second.decodes[0])
     sim.drain()
     assert request.output_token_ids == expected_output(request)
+
+
+def test_rows_of_a_lost_step_are_given_back_when_the_next_one_drafts_less() -> None:
+    """Guards against blocks of an interrupted step staying with requests that need one row."""
+    sim = Simulation(make_scheduler(), ladder=(0, 8))
+    for i in range(2):
+        sim.add(make_request(str(i), [i], 12))
+    plan = sim.schedule()
+    assert sim.scheduler.kv.stats().num_used == 6
+    sim.run_decode(plan.decodes[0])  # the other result is lost
+    sim.ladder = (0,)
+    sim.schedule()
+    assert [len(r.block_table) for r in sim.requests] == [
+        sim.scheduler.kv.blocks_for(r.num_tokens) for r in sim.requests
+    ]
+
+
+def test_no_draft_is_ever_the_cause_of_a_preemption() -> None:
+    """Guards against reserved drafts, lost or not, pushing somebody out of the pool (case 25)."""
+    # Two requests that need two blocks each, and five; drafts take whatever is left.
+    sim = Simulation(make_scheduler(num_blocks=6, max_num_seqs=2), ladder=(0, 8), accept=99)
+    for i in range(2):
+        sim.add(make_request(str(i), [i] * 4, 5))
+    sim.step()
+    plan = sim.schedule()
+    assert sim.scheduler.kv.stats().num_free <= 1
+    sim.run_decode(plan.decodes[1])
+    assert not sim.schedule().preempted
+    sim.drain()
+    sim.check_outputs()
+    assert all(r.metrics.num_preemptions == 0 for r in sim.requests)
