@@ -17,7 +17,7 @@ import torch
 from capture.shapes import ShapeKey
 
 Role = Literal["input", "scratch", "output"]
-Dim = int | Literal["R", "R+1", "Q", "T"]
+Dim = int | str  # a size, or a symbol: R, R+1, Q or T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,10 @@ class StaticBuffers:
             name: self._view(spec, key.num_reqs, key.num_tokens, key.query_len)
             for name, spec in self.specs.items()
         }
+
+    def whole(self, name: str) -> torch.Tensor:
+        """The flat storage of a name, whatever the cell."""
+        return self._storages[name]
 
     def prefill(self, *, num_reqs: int, num_tokens: int) -> dict[str, torch.Tensor]:
         """Views for a varlen forward of `num_tokens` rows over `num_reqs` requests."""

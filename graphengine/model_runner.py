@@ -1,63 +1,45 @@
-"""ModelRunner: the target model over static buffers; prefill beside the table, decode and verify only through it.
+"""ModelRunner: the target model over static buffers; decode and verify only through the table.
 
-Owns weights, KV tensors, static buffers and the capture manager, and the definition of the captured step. Knows a step's
-rows and drafts, not how they were scheduled or proposed.
+Owns the decoder, the static buffers and the capture manager, and moves a step's inputs and outputs
+across the host's edge. Prefill runs the same row-wise ops beside the table. Knows a step's rows and
+drafts, not how they were scheduled or proposed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from capture.buffers import BufferSpec, StaticBuffers
+from capture.buffers import StaticBuffers
 from capture.compile import PieceCompiler
 from capture.config import CaptureConfig
 from capture.manager import CaptureManager
 from capture.shapes import ShapeKey
 from graphengine import step_batch
 from graphengine.attention.base import AttentionShape
+from graphengine.captured_step import CapturedStep, buffer_specs
 from graphengine.kernels import library
-from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, DecoderWeights, ForwardBuffers, ForwardInputs
+from graphengine.models.layers import LayerOps
 from graphengine.models.native_ops import NativeAttention, NativeOps
-from graphengine.request_state import MAX_STOP_IDS, IntArray, RequestState
-from graphengine.resolve import GREEDY, ResolvedConfig, RunnerSizes
-from graphengine.sampling.verifier import greedy_verify
+from graphengine.models.torch_ops import TorchOps
+from graphengine.request_state import IntArray, RequestState
+from graphengine.resolve import GREEDY, ResolvedConfig
 from graphengine.scheduler import PrefillChunk
 
 MAX_PREFILL_ROWS = 256  # rows of one prefill forward; longer chunks take several
 
-Views = Mapping[str, torch.Tensor]
 
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """What the host keeps of a cell: its inputs, as numpy writes them and as attention plans them."""
 
-def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
-    """Every static buffer of the step, by who writes it: the host first, then the forward, then the verifier."""
-    rows, int32, fp32 = sizes.num_state_rows, torch.int32, torch.float32
-    qkv_size = model.q_size + 2 * model.kv_size
-    return [
-        BufferSpec(name="token_ids", shape=("T",), dtype=int32, role="input"),
-        BufferSpec(name="positions", shape=("T",), dtype=int32, role="input"),
-        BufferSpec(name="slot_mapping", shape=("T",), dtype=int32, role="input"),
-        BufferSpec(name="block_table", shape=("R", sizes.max_blocks), dtype=int32, role="input"),
-        BufferSpec(name="query_start_loc", shape=("R+1",), dtype=int32, role="input"),
-        BufferSpec(name="query_len", shape=(1,), dtype=int32, role="input", cells_only=True),
-        BufferSpec(name="num_draft_tokens", shape=(rows,), dtype=int32, role="input", cells_only=True),
-        BufferSpec(name="stop_ids", shape=(rows, MAX_STOP_IDS), dtype=int32, role="input", cells_only=True),
-        BufferSpec(name="max_new_tokens", shape=(rows,), dtype=int32, role="input", fill=1, cells_only=True),
-        BufferSpec(name="hidden", shape=("T", model.hidden_size), dtype=fp32, role="scratch"),
-        BufferSpec(name="normed", shape=("T", model.hidden_size), dtype=fp32, role="scratch"),
-        BufferSpec(name="qkv", shape=("T", qkv_size), dtype=fp32, role="scratch"),
-        BufferSpec(name="attended", shape=("T", model.q_size), dtype=fp32, role="scratch"),
-        BufferSpec(name="activated", shape=("T", model.intermediate_size), dtype=fp32, role="scratch"),
-        BufferSpec(name="logits", shape=("T", model.vocab_size), dtype=fp32, role="output", cells_only=True),
-        BufferSpec(name="target_ids", shape=("T",), dtype=int32, role="scratch", cells_only=True),
-        BufferSpec(
-            name="packed", shape=(rows, sizes.max_draft_tokens + 2), dtype=int32, role="output", cells_only=True
-        ),
-    ]
+    inputs: step_batch.HostViews
+    forward: ForwardInputs
 
 
 class ModelRunner:
@@ -80,64 +62,28 @@ class ModelRunner:
         capture: CaptureConfig,
         state: RequestState,
     ) -> None:
-        model, sizes, dtype = resolved.model, resolved.sizes, resolved.dtype
-        self.sizes = sizes
-        self._state = state
-        shape = AttentionShape(
-            model.num_heads, model.num_kv_heads, model.head_dim, sizes.block_size, model.sliding_window
-        )
+        self.sizes = resolved.sizes
         self.compiler = PieceCompiler("off" if capture.compile == "off" else "inductor")
-        self._verify_op = self.compiler.piece("greedy_verify", greedy_verify)
-        self.decoder = Decoder(
-            model,
-            weights,
-            kv_caches,
-            ops=NativeOps(dtype, model.rms_norm_eps),
-            attention=NativeAttention(dtype, shape),
-            max_model_len=sizes.max_model_len,
-        )
-        self.buffers = StaticBuffers(
-            buffer_specs(model, sizes),
-            max_num_reqs=sizes.num_state_rows,
-            max_num_tokens=MAX_PREFILL_ROWS,
-            max_cell_tokens=sizes.num_state_rows * (sizes.max_draft_tokens + 1),
-            max_query_len=sizes.max_draft_tokens + 1,
-            device=torch.device("cpu"),
-        )
+        self.decoder = make_decoder(resolved, weights, kv_caches, capture, self.compiler)
+        self.buffers = make_buffers(resolved)
         self.manager = CaptureManager(
             resolved.table,
             self.buffers,
             capture,
-            fn=self.verify_step,
+            fn=CapturedStep(self.decoder, self.compiler, self.buffers),
             prepare=self._prepare,
             run_program=library.load().run_calls,
         )
-        self._host_cells: dict[ShapeKey, step_batch.HostViews] = {}
-        self._inputs: dict[ShapeKey, ForwardInputs] = {}
-        whole = self.buffers.cell(ShapeKey(sizes.num_state_rows, sizes.max_draft_tokens + 1, GREEDY))
-        self._packed = whole["packed"].numpy()
-        self.logits = whole["logits"]
-
-    def verify_step(self, views: Views) -> None:
-        """The captured step: from token ids to emitted tokens, on the device, without the host."""
-        buffers = ForwardBuffers.of(views)
-        self.decoder.forward(ForwardInputs.of(views), buffers)
-        self.decoder.logits(views["logits"], buffers)
-        self.decoder.ops.argmax(views["target_ids"], views["logits"])
-        whole = self._whole
-        self._verify_op(
-            views["packed"],
-            whole["target_ids"],
-            whole["token_ids"],
-            views["query_len"],
-            views["num_draft_tokens"],
-            views["stop_ids"],
-            views["max_new_tokens"],
-        )
+        self._state = state
+        self._cells: dict[ShapeKey, _Cell] = {}
+        rows = self.sizes.num_state_rows
+        self._packed = self.buffers.whole("packed").view(rows, -1).numpy()
 
     def capture(self, progress: Callable[[int, int, str], None] | None = None) -> None:
         """Capture the whole table."""
         self.manager.capture_all(progress)
+        for num_rows in (1, 2):  # torch compiles a piece for one row, and for any more
+            self._forward_prefill(self.buffers.prefill(num_reqs=1, num_tokens=num_rows))
         self.compiler.finish_warmup()
 
     def verify(
@@ -151,58 +97,122 @@ class ModelRunner:
             num_draft_tokens: [num_reqs].
 
         Returns:
-            int32 [num_reqs, k_max + 2], a view of the output buffer: number of emitted tokens, then their ids, -1
-            beyond. Valid until the next step.
+            int32 [num_reqs, k_max + 2], a view of the output buffer, valid until the next step:
+            number of emitted tokens, then their ids, -1 beyond.
         """
         longest = int(num_draft_tokens.max(initial=0))
         key = self.manager.dispatch(len(rows), longest, GREEDY)
-        step_batch.write_decode(self._host_cell(key), key, self._state, rows, draft_token_ids, num_draft_tokens)
-        self.decoder.attention.plan(self._cell_inputs(key).attention)
+        cell = self._cell(key)
+        step_batch.write_decode(
+            cell.inputs, key, self._state, rows, draft_token_ids, num_draft_tokens
+        )
+        self.decoder.attention.plan(cell.forward.attention)
         self.manager.replay(key, num_reqs=len(rows))
         return self._packed[: len(rows)]
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
-        """Fill the KV rows of prompt chunks. Runs the same row-wise ops as decode; counted, outside the table."""
-        for part in _split_chunks(chunks, MAX_PREFILL_ROWS, self.sizes.num_state_rows):
+        """Fill the KV rows of prompt chunks; outside the table, counted."""
+        for part in split_chunks(chunks, MAX_PREFILL_ROWS, self.sizes.num_state_rows):
             num_tokens = sum(chunk.num_tokens for chunk in part)
             views = self.buffers.prefill(num_reqs=len(part), num_tokens=num_tokens)
-            step_batch.write_prefill(step_batch.host_views(views, step_batch.PREFILL_INPUTS), self._state, part)
-            inputs = ForwardInputs.of(views)
-            self.decoder.attention.plan(inputs.attention)
-            self.decoder.forward(inputs, ForwardBuffers.of(views))
+            host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
+            step_batch.write_prefill(host, self._state, part)
+            self._forward_prefill(views)
             self.manager.count_eager("prefill")
 
+    def _forward_prefill(self, views: Mapping[str, torch.Tensor]) -> None:
+        inputs = ForwardInputs.of(views)
+        self.decoder.attention.plan(inputs.attention)
+        self.decoder.forward(inputs, ForwardBuffers.of(views))
+
+    def last_logits(self, key: ShapeKey) -> torch.Tensor:
+        """Logits [num_reqs, query_len, vocab] fp32 of the latest replay, which must be of `key`.
+
+        A view, valid until the next step.
+        """
+        return self.buffers.cell(key)["logits"].view(key.num_reqs, key.query_len, -1)
+
     def close(self) -> None:
+        """Drop graphs and buffers; closing twice is fine."""
         self.manager.close()
+        self._cells.clear()
+        self.buffers.release()
 
-    @property
-    def _whole(self) -> Views:
-        sizes = self.sizes
-        return self.buffers.cell(ShapeKey(sizes.num_state_rows, sizes.max_draft_tokens + 1, GREEDY))
-
-    def _host_cell(self, key: ShapeKey) -> step_batch.HostViews:
-        if key not in self._host_cells:
-            self._host_cells[key] = step_batch.host_views(self.buffers.cell(key), step_batch.DECODE_INPUTS)
-        return self._host_cells[key]
-
-    def _cell_inputs(self, key: ShapeKey) -> ForwardInputs:
-        if key not in self._inputs:
-            self._inputs[key] = ForwardInputs.of(self.buffers.cell(key))
-        return self._inputs[key]
+    def _cell(self, key: ShapeKey) -> _Cell:
+        cell = self._cells.get(key)
+        if cell is None:
+            views = self.buffers.cell(key)
+            host = step_batch.host_views(views, step_batch.DECODE_INPUTS)
+            cell = self._cells[key] = _Cell(host, ForwardInputs.of(views))
+        return cell
 
     def _prepare(self, key: ShapeKey, variant: int) -> None:
         """Inputs of a plausible batch for warm-up and capture: all rows live in the null block."""
-        views = self._host_cell(key)
+        views = self._cell(key).inputs
         for name in step_batch.DECODE_INPUTS:
             views[name][...] = self.buffers.specs[name].fill
-        views["query_start_loc"][:] = np.arange(key.num_reqs + 1, dtype=np.int32) * key.query_len
+        views["query_start_loc"][:] = np.arange(key.num_reqs + 1) * key.query_len
         views["query_len"][0] = key.query_len
         views["token_ids"][:] = variant
-        views["positions"].reshape(-1, key.query_len)[:] = np.arange(key.query_len) + variant * self.sizes.block_size
+        positions = np.arange(key.query_len) + variant * self.sizes.block_size
+        views["positions"].reshape(-1, key.query_len)[:] = positions % self.sizes.max_model_len
         views["num_draft_tokens"][: key.num_reqs] = (key.query_len - 1) * variant
 
 
-def _split_chunks(chunks: Sequence[PrefillChunk], max_rows: int, max_reqs: int) -> list[list[PrefillChunk]]:
+def make_buffers(resolved: ResolvedConfig) -> StaticBuffers:
+    """The static buffers of a runner."""
+    sizes = resolved.sizes
+    return StaticBuffers(
+        buffer_specs(resolved.model, sizes),
+        max_num_reqs=sizes.num_state_rows,
+        max_num_tokens=MAX_PREFILL_ROWS,
+        max_cell_tokens=sizes.num_state_rows * (sizes.max_draft_tokens + 1),
+        max_query_len=sizes.max_draft_tokens + 1,
+        device=torch.device("cpu"),
+    )
+
+
+def make_decoder(
+    resolved: ResolvedConfig,
+    weights: DecoderWeights,
+    kv_caches: list[torch.Tensor],
+    capture: CaptureConfig,
+    compiler: PieceCompiler,
+) -> Decoder:
+    """The decoder with the ops that the compile mode asks for."""
+    model, sizes, dtype = resolved.model, resolved.sizes, resolved.dtype
+    ops: LayerOps
+    if capture.compile in ("auto", "native"):
+        ops = NativeOps(dtype, model.rms_norm_eps)
+    else:
+        cell_rows = sizes.num_state_rows * (sizes.max_draft_tokens + 1)
+        ops = TorchOps(
+            compiler,
+            dtype,
+            model.rms_norm_eps,
+            max_rows=max(MAX_PREFILL_ROWS, cell_rows),
+            intermediate_size=model.intermediate_size,
+        )
+    shape = AttentionShape(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=sizes.block_size,
+        sliding_window=model.sliding_window,
+    )
+    return Decoder(
+        model,
+        weights,
+        kv_caches,
+        ops=ops,
+        attention=NativeAttention(dtype, shape),
+        max_model_len=sizes.max_model_len,
+    )
+
+
+def split_chunks(
+    chunks: Sequence[PrefillChunk], max_rows: int, max_reqs: int
+) -> list[list[PrefillChunk]]:
     """Pack chunks, in order, into forwards of at most `max_rows` tokens and `max_reqs` requests."""
     parts: list[list[PrefillChunk]] = []
     room = 0

@@ -1,0 +1,99 @@
+"""The captured step: from token ids to emitted tokens, and the static buffers that it runs over.
+
+Owns the definition of the step and the list of its buffers by who writes them. The call is what graphs capture: it runs
+only ops, reads nothing back to the host, and is the same for every cell of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from capture.buffers import BufferSpec, StaticBuffers
+from capture.compile import PieceCompiler
+from graphengine.models.config import ModelConfig
+from graphengine.models.decoder import Decoder, ForwardBuffers, ForwardInputs
+from graphengine.request_state import MAX_STOP_IDS
+from graphengine.resolve import RunnerSizes
+from graphengine.sampling.verifier import greedy_verify
+
+Views = Mapping[str, torch.Tensor]
+
+
+def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
+    """Every static buffer: what the host writes, what the forward writes, what the verifier writes."""
+    rows, width = sizes.num_state_rows, sizes.max_draft_tokens + 2
+    return [
+        _input("token_ids", ("T",)),
+        _input("positions", ("T",)),
+        _input("slot_mapping", ("T",)),
+        _input("block_table", ("R", sizes.max_blocks)),
+        _input("query_start_loc", ("R+1",)),
+        _input("query_len", (1,), cells_only=True),
+        _input("num_draft_tokens", (rows,), cells_only=True),
+        _input("stop_ids", (rows, MAX_STOP_IDS), cells_only=True),
+        _input("max_new_tokens", (rows,), fill=1, cells_only=True),
+        _activation("hidden", model.hidden_size),
+        _activation("normed", model.hidden_size),
+        _activation("qkv", model.q_size + 2 * model.kv_size),
+        _activation("attended", model.q_size),
+        _activation("activated", model.intermediate_size),
+        BufferSpec(
+            name="logits",
+            shape=("T", model.vocab_size),
+            dtype=torch.float32,
+            role="output",
+            cells_only=True,
+        ),
+        BufferSpec(
+            name="target_ids", shape=("T",), dtype=torch.int32, role="scratch", cells_only=True
+        ),
+        BufferSpec(
+            name="packed", shape=(rows, width), dtype=torch.int32, role="output", cells_only=True
+        ),
+    ]
+
+
+class CapturedStep:
+    """Callable over a cell's views.
+
+    Args:
+        decoder: the target model.
+        compiler: compiles the verifier.
+        buffers: where the views come from; the verifier looks at whole storages, so that its shapes
+            do not depend on the cell and it is compiled once.
+    """
+
+    def __init__(self, decoder: Decoder, compiler: PieceCompiler, buffers: StaticBuffers) -> None:
+        self._decoder = decoder
+        self._verify = compiler.piece("greedy_verify", greedy_verify)
+        self._all_target_ids = buffers.whole("target_ids")
+        self._all_token_ids = buffers.whole("token_ids")
+
+    def __call__(self, views: Views) -> None:
+        buffers = ForwardBuffers.of(views)
+        self._decoder.forward(ForwardInputs.of(views), buffers)
+        self._decoder.logits(views["logits"], buffers)
+        self._decoder.ops.argmax(views["target_ids"], views["logits"])
+        self._verify(
+            views["packed"],
+            self._all_target_ids,
+            self._all_token_ids,
+            views["query_len"],
+            views["num_draft_tokens"],
+            views["stop_ids"],
+            views["max_new_tokens"],
+        )
+
+
+def _input(
+    name: str, shape: tuple[int | str, ...], *, fill: int = 0, cells_only: bool = False
+) -> BufferSpec:
+    return BufferSpec(
+        name=name, shape=shape, dtype=torch.int32, role="input", fill=fill, cells_only=cells_only
+    )
+
+
+def _activation(name: str, width: int) -> BufferSpec:
+    return BufferSpec(name=name, shape=("T", width), dtype=torch.float32, role="scratch")

@@ -1,0 +1,161 @@
+"""TorchOps: LayerOps whose glue is torch code, compiled by inductor or run as it is.
+
+Linears and attention stay with the CPU kernels, which are row-invariant; norms, rotation, activation, embedding and argmax
+are the functions below. Slower on CPU than `NativeOps` (more and smaller calls), and the form that other devices share.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from capture.compile import PieceCompiler
+from graphengine.models.layers import Rope
+from graphengine.models.native_ops import NativeOps
+
+Tensor = torch.Tensor
+
+
+class TorchOps:
+    """LayerOps through a PieceCompiler.
+
+    Args:
+        compiler: says whether pieces are compiled.
+        dtype: of matrices and KV.
+        rms_norm_eps: of every norm.
+        max_rows, intermediate_size: size of the one activation buffer that only this implementation needs.
+    """
+
+    def __init__(
+        self,
+        compiler: PieceCompiler,
+        dtype: torch.dtype,
+        rms_norm_eps: float,
+        *,
+        max_rows: int,
+        intermediate_size: int,
+    ) -> None:
+        self._native = NativeOps(dtype, rms_norm_eps)
+        self._eps = rms_norm_eps
+        self._gate_up_rows = torch.zeros(max_rows, 2 * intermediate_size)
+        self._embed = compiler.piece("embed", embed, dynamic_rows=(0, 2))
+        self._rms_norm = compiler.piece("rms_norm", rms_norm, dynamic_rows=(0, 1))
+        self._silu_mul = compiler.piece("silu_mul", silu_mul, dynamic_rows=(0, 1))
+        self._rotate = compiler.piece("rotate", rotate, dynamic_rows=(0, 3))
+        self._rotate_normed = compiler.piece("rotate_normed", rotate_normed, dynamic_rows=(0, 3))
+        self._write_kv = compiler.piece("write_kv", write_kv, dynamic_rows=(1, 2))
+        self._argmax = compiler.piece("argmax", argmax, dynamic_rows=(0, 1))
+
+    def embed(self, out: Tensor, table: Tensor, token_ids: Tensor) -> None:
+        self._embed(out, table, token_ids)
+
+    def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
+        self._rms_norm(out, x, weight, self._eps)
+
+    def linear(
+        self,
+        out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        add: bool = False,
+    ) -> None:
+        self._native.linear(out, x, weight, bias, add=add)
+
+    def gate_up(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
+        both = self._gate_up_rows[: x.shape[0]]
+        self._native.linear(both, x, weight)
+        self._silu_mul(out, both)
+
+    def rope_write(
+        self,
+        qkv: Tensor,
+        kv_cache: Tensor,
+        rope: Rope,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        qk_norm: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        heads = qkv.view(qkv.shape[0], -1, rope.head_dim)
+        if qk_norm is None:
+            self._rotate(heads, rope.cos, rope.sin, positions, rope.num_kv_heads)
+        else:
+            q_norm, k_norm = qk_norm
+            self._rotate_normed(
+                heads, rope.cos, rope.sin, positions, rope.num_kv_heads, q_norm, k_norm, self._eps
+            )
+        self._write_kv(kv_cache, heads, slot_mapping, rope.num_kv_heads)
+
+    def argmax(self, out: Tensor, logits: Tensor) -> None:
+        self._argmax(out, logits)
+
+
+def embed(out: Tensor, table: Tensor, token_ids: Tensor) -> None:
+    """out [T, hidden] fp32 = table [vocab, hidden][token_ids [T]]."""
+    out.copy_(table[token_ids])
+
+
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """out [T, hidden] = RMSNorm(x) * weight (Zhang and Sennrich 2019, eq. 4)."""
+    out.copy_(_normalised(x, eps) * weight)
+
+
+def silu_mul(out: Tensor, gate_up: Tensor) -> None:
+    """out [T, i] = silu(gate) * up, of gate_up [T, 2 i]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    out.copy_(torch.nn.functional.silu(gate) * up)
+
+
+def rotate(
+    heads: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, num_kv_heads: int
+) -> None:
+    """Rotate q and k of heads [T, heads + 2 kv_heads, dim] in place (Su et al. 2021, eq. 34)."""
+    num_rotated = heads.shape[1] - num_kv_heads
+    heads[:, :num_rotated] = _rotated(heads[:, :num_rotated], cos, sin, positions)
+
+
+def rotate_normed(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    num_kv_heads: int,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    eps: float,
+) -> None:
+    """As `rotate`, after an RMS norm of each q and k head over its dim (Qwen3)."""
+    num_rotated = heads.shape[1] - num_kv_heads
+    num_heads = num_rotated - num_kv_heads
+    q = _normalised(heads[:, :num_heads], eps) * q_norm
+    k = _normalised(heads[:, num_heads:num_rotated], eps) * k_norm
+    heads[:, :num_rotated] = _rotated(torch.cat((q, k), dim=1), cos, sin, positions)
+
+
+def write_kv(kv_cache: Tensor, heads: Tensor, slot_mapping: Tensor, num_kv_heads: int) -> None:
+    """Write k and v of heads [T, ..., dim] to the slots of kv_cache [blocks, 2, size, kv_heads, dim]."""
+    block, offset = slot_mapping // kv_cache.shape[2], slot_mapping % kv_cache.shape[2]
+    k = heads[:, -2 * num_kv_heads : -num_kv_heads].to(kv_cache.dtype)
+    v = heads[:, -num_kv_heads:].to(kv_cache.dtype)
+    kv_cache[block, 0, offset] = k
+    kv_cache[block, 1, offset] = v
+
+
+def argmax(out: Tensor, logits: Tensor) -> None:
+    """out [T] int32: index of the largest value, the lowest on ties, NaN never."""
+    values = torch.where(logits.isnan(), float("-inf"), logits)
+    largest = values.amax(-1, keepdim=True)
+    index = torch.arange(logits.shape[-1], dtype=torch.int32)
+    out.copy_(torch.where(values == largest, index, logits.shape[-1]).amin(-1))
+
+
+def _normalised(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    cosine, sine = cos[positions][:, None], sin[positions][:, None]  # [T, 1, dim / 2]
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat(
+        (first * cosine - second * sine, second * cosine + first * sine), dim=-1
+    )
