@@ -1,7 +1,8 @@
 """On-disk caches: where they live, how their keys are made, and small JSON entries in them.
 
-A key is a digest of every fact that the cached thing depends on, named field by field. An entry that cannot be read is
-rebuilt by its owner, never fatal; a directory that cannot be written costs the cache, with a warning.
+A key is a digest of every fact that the cached thing depends on, named field by field. An entry
+that cannot be read is rebuilt by its owner, never fatal; a directory that cannot be written costs
+the cache, with a warning.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 import logging
 import os
 import platform
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -23,6 +26,24 @@ def cache_dir() -> Path:
     """`$GRAPHENGINE_CACHE_DIR`, else `~/.cache/graphengine`."""
     configured = os.environ.get("GRAPHENGINE_CACHE_DIR")
     return Path(configured) if configured else Path.home() / ".cache" / "graphengine"
+
+
+def writable_dir(directory: Path) -> Path:
+    """`directory`, made if needed; where it cannot be written, a fresh one and a warning."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return directory
+    except OSError as error:
+        fallback = Path(tempfile.mkdtemp(prefix=f"graphengine-{directory.name}-"))
+        logger.warning(
+            "cache %s is not writable (%s): using %s for this process; set GRAPHENGINE_CACHE_DIR "
+            "to a writable directory to keep what is compiled",
+            directory,
+            error,
+            fallback,
+        )
+        return fallback
 
 
 def machine_facts() -> dict[str, object]:
@@ -52,7 +73,10 @@ def read_entry(kind: str, key: str) -> dict[str, object] | None:
     except (OSError, ValueError) as error:
         logger.warning("cache entry %s is unreadable (%s); rebuilding it", path, error)
         return None
-    return entry if isinstance(entry, dict) else None
+    if not isinstance(entry, dict):
+        logger.warning("cache entry %s is not an object; rebuilding it", path)
+        return None
+    return entry
 
 
 def write_entry(kind: str, key: str, entry: Mapping[str, object]) -> None:
@@ -64,6 +88,8 @@ def write_entry(kind: str, key: str, entry: Mapping[str, object]) -> None:
         temporary.write_text(json.dumps(entry, indent=1, default=str), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         logger.warning(
             "cache entry %s cannot be written (%s); it will be rebuilt next time", path, error
         )

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FunctionType
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -106,7 +106,7 @@ def _cache_hits() -> int:
 
 @contextmanager
 def _inductor_cache(directory: Path) -> Iterator[None]:
-    """Point inductor at `directory`. It reads the variable at each use, and torch sets it on import."""
+    """Point inductor at `directory`: it reads the variable at each use, torch sets it on import."""
     name = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.get(name)
     os.environ[name] = str(directory)
@@ -122,8 +122,8 @@ def _inductor_cache(directory: Path) -> Iterator[None]:
 def _own_copy(fn: Callable[..., None]) -> Callable[..., None]:
     """The function with a code object of its own.
 
-    Dynamo caches and limits compilations by code object, so pieces of several engines in one process
-    would use up each other's limit.
+    Dynamo caches and limits compilations by code object, so pieces of several engines in one
+    process would use up each other's limit.
     """
     assert isinstance(fn, FunctionType), f"{fn} is not a plain function"
     copy = FunctionType(
