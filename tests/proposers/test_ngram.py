@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proposers import registry
@@ -99,11 +99,19 @@ def test_short_matches_draft_less(history: str, draft: str) -> None:
     assert len(drafted(full(), tokens(history), k=9)) == 9
 
 
+@pytest.mark.parametrize("max_size", [1, 2, 3])
+def test_match_of_the_largest_size_is_not_limited(max_size: int) -> None:
+    """Guards against a small max_ngram_size that also cuts every draft short."""
+    proposer = NgramProposer(min_ngram_size=1, max_ngram_size=max_size)
+    assert drafted(proposer, tokens("abcdefghijkyabc"), k=9) == tokens("defghijky")
+
+
+@settings(max_examples=300)
 @given(
-    history=st.lists(st.integers(0, 2), min_size=1, max_size=60),
-    cuts=st.lists(st.integers(1, 60), max_size=8),
-    sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted),
-    k=st.integers(0, 9),
+    history=st.lists(st.integers(0, 1), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(1, 40), max_size=6),
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)).map(sorted),
+    k=st.sampled_from([0, 1, 2, 6, 16]),
     limit=st.booleans(),
 )
 def test_equals_brute_force_on_any_way_through_a_history(
@@ -167,18 +175,26 @@ def test_index_does_not_depend_on_the_step_size() -> None:
         assert index.find(history) == at_once.find(history)
 
 
+def num_indexes() -> int:
+    """NgramIndex objects alive in this process."""
+    return sum(type(thing) is NgramIndex for thing in gc.get_objects())
+
+
 def test_forget_drops_the_index_of_that_request_only() -> None:
     """Guards against indexes of finished requests that stay for ever."""
-
-    def num_indexes() -> int:
-        return sum(type(thing) is NgramIndex for thing in gc.get_objects())
-
     before, proposer = num_indexes(), NgramProposer()
     proposer.propose(make_inputs({"a": make_stream(0), "b": make_stream(1)}, k=2))
     assert num_indexes() == before + 2
     proposer.forget(["a", "unknown"])
     assert num_indexes() == before + 1
     proposer.forget(["b"])
+    assert num_indexes() == before
+
+
+def test_row_without_allowance_costs_nothing() -> None:
+    """Guards against work for drafts that may not be used: max_tokens=1, drafting off (case 26)."""
+    before, proposer = num_indexes(), NgramProposer()
+    proposer.propose(make_inputs({"a": make_stream(0)}, k=6, allowances=[0]))
     assert num_indexes() == before
 
 
