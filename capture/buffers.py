@@ -1,8 +1,9 @@
-"""Static buffers: one storage a name, allocated once, seen by every captured cell at the same address.
+"""Static buffers: one storage a name, allocated once, seen by every captured cell at the same
+address.
 
-Owns allocation, the views of a cell, and the declared fill of padding. Knows shapes only as symbols: R requests,
-Q query length, T = R * Q tokens. Who writes a buffer is its role: the host (`input`), the captured step (`scratch`,
-`output`).
+Owns allocation, the views of a cell, and the declared fill of padding. Knows shapes only as
+symbols: R requests, Q query length, T = R * Q tokens. Who writes a buffer is its role: the host
+(`input`), the captured step (`scratch`, `output`).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class StaticBuffers:
         return sum(storage.nbytes for storage in self._storages.values())
 
     def cell(self, key: ShapeKey) -> dict[str, torch.Tensor]:
-        """Contiguous views, by name, of the leading elements of every storage in the cell's shape."""
+        """Views, by name, of the leading elements of every storage in the cell's shape."""
         return {
             name: self._view(spec, key.num_reqs, key.num_tokens, key.query_len)
             for name, spec in self.specs.items()

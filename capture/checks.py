@@ -1,7 +1,8 @@
 """Guards of the capture contract: what a step may not do while it is captured.
 
-A step's Python runs only at capture. So while it runs, nothing may read data back to the host, branch on data, or
-compute outside an op: replay would not see it. Owns the two torch modes that enforce this. Knows nothing of tapes.
+A step's Python runs only at capture. So while it runs, nothing may read data back to the host,
+branch on data, or compute outside an op: replay would not see it. Owns the two torch modes that
+enforce this. Knows nothing of tapes.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class _NoSync(TorchFunctionMode):
 
 
 class _NoCompute(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
@@ -83,14 +87,16 @@ class _NoCompute(TorchDispatchMode):
             raise CaptureError("host sync in a captured step: a tensor's value was read")
         if func not in _VIEWS:
             raise CaptureError(
-                f"{func} computes outside an op in a captured step: replay would not repeat it; make it an op"
+                f"{func} computes outside an op in a captured step: replay would not repeat "
+                "it; make it an op"
             )
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def capture_guard() -> Iterator[None]:
-    """While entered, reading tensors back to the host and torch computation both raise CaptureError.
+    """While entered, reading tensors back to the host and torch computation both raise
+    CaptureError.
 
     Ops are recorded, not run, while a step is captured, so whatever torch sees is outside an op.
     """

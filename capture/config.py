@@ -1,7 +1,9 @@
-"""Capture-time configuration: which cells exist, how they are launched, how the pieces are compiled.
+"""Capture-time configuration: which cells exist, how they are launched, how the pieces are
+compiled.
 
-Owns the user-facing `CaptureConfig` and its TOML form. Knows nothing of models or requests; sizes that depend on
-the engine (`max_num_seqs`, `max_draft_tokens`) are handed to `ShapeTable.from_config` beside it.
+Owns the user-facing `CaptureConfig` and its TOML form. Knows nothing of models or requests; sizes
+that depend on the engine (`max_num_seqs`, `max_draft_tokens`) are handed to
+`ShapeTable.from_config` beside it.
 """
 
 from __future__ import annotations
@@ -22,16 +24,18 @@ class CaptureConfig:
 
     Args:
         graph: launcher of the captured step. `auto` is `tape` on CPU. `cuda` needs a CUDA device.
-        num_reqs: ladder of batch sizes (requests, not tokens); None: the default ladder. The engine's
-            `max_num_seqs` is always added.
-        draft_lengths: ladder of draft lengths; None: 0, 1, 2, 3, 6 up to the configured maximum. 0 and the
-            maximum are always added.
-        compile: how the step's small pieces run. `auto` is `native` on CPU (own C++ kernels; only the verifier
-            goes through torch.compile); `inductor` compiles all glue with torch.compile; `off` runs it
-            uncompiled. Each is a numerics identity of its own, bit-equal only to itself.
-        lazy: capture a cell on its first use instead of at start. The first use of a cell is then slow.
-        memory_budget: bytes that static buffers and graphs may take; None: unlimited. Exceeding it is an error
-            at start that names the need.
+        num_reqs: ladder of batch sizes (requests, not tokens); None: the default ladder. The
+            engine's `max_num_seqs` is always added.
+        draft_lengths: ladder of draft lengths; None: 0, 1, 2, 3, 6 up to the configured maximum. 0
+            and the maximum are always added.
+        compile: how the step's small pieces run. `auto` is `native` on CPU (own C++ kernels; only
+            the verifier goes through torch.compile); `inductor` compiles all glue with
+            torch.compile; `off` runs it uncompiled. Each is a numerics identity of its own,
+            bit-equal only to itself.
+        lazy: capture a cell on its first use instead of at start. The first use of a cell is then
+            slow.
+        memory_budget: bytes that static buffers and graphs may take; None: unlimited. Exceeding it
+            is an error at start that names the need.
         debug: check the capture contract at every replay (addresses, poison); slow, for tests.
     """
 
@@ -60,15 +64,18 @@ class CaptureConfig:
             isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0
         ):
             raise ValueError(
-                f"CaptureConfig.memory_budget={budget!r}: expected a positive number of bytes or None"
+                f"CaptureConfig.memory_budget={budget!r}: expected a positive number of bytes "
+                "or None"
             )
 
     @classmethod
     def from_toml(cls, path: str | Path) -> CaptureConfig:
-        """Read the `[capture]` table of a TOML file (or its top level, where there is no such table).
+        """Read the `[capture]` table of a TOML file (or its top level, where there is no such
+        table).
 
         Raises:
-            ValueError: unreadable file, bad TOML, or an unknown key (the message lists the known ones).
+            ValueError: unreadable file, bad TOML, or an unknown key (the message lists the known
+                ones).
         """
         try:
             data: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Graphs: ways to launch one captured step over static buffers.
 
-One small protocol, `replay()`. Every kind launches the same ops on the same storages, so kinds are bit-equal by
-construction. Knows nothing of what the step computes. `TapeGraph` lives in tape.py.
+One small protocol, `replay()`. Every kind launches the same ops on the same storages, so kinds are
+bit-equal by construction. Knows nothing of what the step computes. `TapeGraph` lives in tape.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Graph(Protocol):
 
 
 class EagerGraph:
-    """Calls the step from Python, views made anew each time: the baseline that the others are held to."""
+    """Calls the step from Python, views made anew each time: the baseline that the others are held
+    to.
+    """
 
     kind = "eager"
     num_bytes = 0

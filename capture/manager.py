@@ -1,7 +1,8 @@
-"""Capture manager: captures the step for every cell of the table, dispatches batches to cells, replays, counts.
+"""Capture manager: captures the step for every cell of the table, dispatches batches to cells,
+replays, counts.
 
-Owns the captured graphs and their counters. Sees the step as a callable over static buffers and a proposer as a small
-`Capturable`; never heard of tokens, KV or requests.
+Owns the captured graphs and their counters. Sees the step as a callable over static buffers and a
+proposer as a small `Capturable`; never heard of tokens, KV or requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from capture.graph import CompiledGraph, EagerGraph, Graph, StepFn
 from capture.shapes import ShapeKey, ShapeTable
 from capture.tape import ProgramRunner, TapeGraph
 
-# Fills a cell's input buffers with a plausible batch; the second argument picks one of two different batches.
+# Fills a cell's input buffers with a plausible batch; the second argument picks one of two
+# different batches.
 PrepareFn = Callable[[ShapeKey, int], None]
 ProgressFn = Callable[[int, int, str], None]
 
@@ -81,7 +83,9 @@ class CaptureManager:
         self._graphs: dict[ShapeKey, Graph] = {}
 
     def capture_all(self, progress: ProgressFn | None = None) -> None:
-        """Capture every cell, largest first; with `lazy`, only warm the pieces up on the smallest cell."""
+        """Capture every cell, largest first; with `lazy`, only warm the pieces up on the smallest
+        cell.
+        """
         self._check_budget()
         keys = list(self.table)
         if self.config.lazy:
@@ -102,7 +106,8 @@ class CaptureManager:
         """
         if not proposer.graph_safe:
             raise ValueError(
-                f"proposer {proposer.name!r} is graph_safe=False: it runs eagerly beside the captured target, "
+                f"proposer {proposer.name!r} is graph_safe=False: it runs eagerly beside the "
+                "captured target, "
                 f"it cannot be captured"
             )
         proposer.capture(self)
@@ -128,7 +133,9 @@ class CaptureManager:
         self._graphs.clear()
 
     def _capture_late(self, key: ShapeKey) -> Graph:
-        """First use of a cell in lazy mode: the batch's inputs are in place and must survive the capture."""
+        """First use of a cell in lazy mode: the batch's inputs are in place and must survive the
+        capture.
+        """
         inputs = self.buffers.snapshot(("input",))
         graph = self._capture(key)
         self.buffers.restore(inputs)
@@ -165,8 +172,10 @@ class CaptureManager:
         budget = self.config.memory_budget
         if budget is not None and self.buffers.num_bytes > budget:
             raise ValueError(
-                f"CaptureConfig.memory_budget={budget}: the static buffers of {len(self.table)} cells need "
-                f"{self.buffers.num_bytes} bytes; raise it, or lower max_num_seqs or max_draft_tokens"
+                f"CaptureConfig.memory_budget={budget}: the static buffers of "
+                f"{len(self.table)} cells need "
+                f"{self.buffers.num_bytes} bytes; raise it, or lower max_num_seqs or "
+                "max_draft_tokens"
             )
 
     def report(self) -> str:
@@ -178,10 +187,12 @@ class CaptureManager:
             seconds = self.stats.seconds.get(name)
             took = f"{seconds:9.3f}" if seconds is not None else f"{'-':>9}"
             lines.append(
-                f"{name:>16} {took} {self.stats.num_bytes.get(name, 0):>10} {self.stats.replays[name]:>8}"
+                f"{name:>16} {took} {self.stats.num_bytes.get(name, 0):>10} "
+                f"{self.stats.replays[name]:>8}"
             )
         lines.append(
-            f"static buffers {self.buffers.num_bytes} bytes, capture {sum(self.stats.seconds.values()):.2f} s"
+            f"static buffers {self.buffers.num_bytes} bytes, capture "
+            f"{sum(self.stats.seconds.values()):.2f} s"
         )
         return "\n".join(lines)
 
@@ -194,6 +205,7 @@ def resolve_graph_kind(config: CaptureConfig, device: torch.device) -> str:
     """
     if config.graph == "cuda":
         raise ValueError(
-            f"CaptureConfig.graph='cuda': not available on device {device}; use auto, tape, compiled or eager"
+            f"CaptureConfig.graph='cuda': not available on device {device}; use auto, tape, "
+            "compiled or eager"
         )
     return "tape" if config.graph == "auto" else config.graph

@@ -1,8 +1,9 @@
 """Ops: the leaves of a captured step.
 
-An op writes into tensors that it is handed, returns nothing and keeps nothing, so a call is fully described by the op
-and its arguments' storages. That is what a tape records. Owns the two kinds of op (native function, Python callable)
-and the hook by which a recorder sees the calls; knows nothing of what the ops compute.
+An op writes into tensors that it is handed, returns nothing and keeps nothing, so a call is fully
+described by the op and its arguments' storages. That is what a tape records. Owns the two kinds of
+op (native function, Python callable) and the hook by which a recorder sees the calls; knows nothing
+of what the ops compute.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Op:
 
 
 class NativeOp(Op):
-    """A C function whose arguments are all pointers or int64: a call is an address and a row of words."""
+    """A C function whose arguments are all pointers or int64: a call is an address and a row of
+    words.
+    """
 
     __slots__ = ("_function", "address", "num_args")
 
@@ -65,7 +68,9 @@ class NativeOp(Op):
 
 
 class PythonOp(Op):
-    """A Python callable, in practice a compiled piece of torch code that writes into its out arguments."""
+    """A Python callable, in practice a compiled piece of torch code that writes into its out
+    arguments.
+    """
 
     __slots__ = ("_function",)
 
@@ -78,7 +83,9 @@ class PythonOp(Op):
 
 
 def word(arg: Arg) -> int:
-    """The int64 that stands for an argument in a native call: an address, an integer, or 0 for None."""
+    """The int64 that stands for an argument in a native call: an address, an integer, or 0 for
+    None.
+    """
     if isinstance(arg, torch.Tensor):
         return arg.data_ptr()
     return 0 if arg is None else arg

@@ -1,7 +1,8 @@
 """Shape table: which (num_reqs, query_len, tier) cells exist, and which one serves a batch.
 
-Owns the enumeration and the look-up. Knows nothing of graphs, models or memory: capture asks it what to capture,
-dispatch asks it what to replay, and both get the same frozen key. Keys count requests and query length, never tokens.
+Owns the enumeration and the look-up. Knows nothing of graphs, models or memory: capture asks it
+what to capture, dispatch asks it what to replay, and both get the same frozen key. Keys count
+requests and query length, never tokens.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class ShapeTable:
             )
         if max(drafts) > max_draft_tokens:
             raise ValueError(
-                f"CaptureConfig.draft_lengths: {max(drafts)} is above max_draft_tokens={max_draft_tokens}; "
+                f"CaptureConfig.draft_lengths: {max(drafts)} is above "
+                f"max_draft_tokens={max_draft_tokens}; "
                 f"lower it or raise max_draft_tokens"
             )
         return cls(
@@ -92,7 +94,9 @@ class ShapeTable:
         return len(self.num_reqs) * len(self.draft_lengths) * len(self.tiers)
 
     def dispatch(self, num_reqs: int, num_draft_tokens: int, tier: str) -> ShapeKey:
-        """The smallest cell that holds `num_reqs` requests with up to `num_draft_tokens` drafts each."""
+        """The smallest cell that holds `num_reqs` requests with up to `num_draft_tokens` drafts
+        each.
+        """
         assert 1 <= num_reqs <= self.num_reqs[-1], (
             f"{num_reqs} requests: table holds 1..{self.num_reqs[-1]}"
         )

@@ -1,8 +1,10 @@
-"""TapeGraph: the CPU's graph. Records a step's op calls with their exact storages, replays them without its Python.
+"""TapeGraph: the CPU's graph. Records a step's op calls with their exact storages, replays them
+without its Python.
 
-A recording runs no op. It is taken twice, with different inputs and different garbage in every other buffer, and both
-must be the same tape: a step that branches on data cannot pass. Runs of native ops become one program for a native
-loop; the few Python ops between are called as they are. Owns recording, lowering, replay and the debug checks.
+A recording runs no op. It is taken twice, with different inputs and different garbage in every
+other buffer, and both must be the same tape: a step that branches on data cannot pass. Runs of
+native ops become one program for a native loop; the few Python ops between are called as they are.
+Owns recording, lowering, replay and the debug checks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from capture.graph import StepFn
 from capture.ops import Arg, NativeOp, Op, set_recorder, word
 from capture.shapes import ShapeKey
 
-# Runs `num_calls` encoded calls at an address; each is [function, num_args, args...] padded to WORDS_PER_CALL.
+# Runs `num_calls` encoded calls at an address; each is [function, num_args, args...] padded to
+# WORDS_PER_CALL.
 ProgramRunner = Callable[[int, int], None]
 WORDS_PER_CALL = 22
 
@@ -32,7 +35,9 @@ class TapeCall:
     args: tuple[Arg, ...]
 
     def signature(self) -> tuple[object, ...]:
-        """What must agree between two recordings: the op and each argument's storage, shape and strides."""
+        """What must agree between two recordings: the op and each argument's storage, shape and
+        strides.
+        """
         return (
             self.op.name,
             *(
@@ -58,12 +63,14 @@ class Tape:
         for index, (mine, theirs) in enumerate(zip(self.calls, other.calls, strict=False)):
             if mine.signature() != theirs.signature():
                 raise CaptureError(
-                    f"the step depends on data: call {index} is {mine.op.name} for one batch and {theirs.op.name} "
+                    f"the step depends on data: call {index} is {mine.op.name} for one batch "
+                    f"and {theirs.op.name} "
                     f"for another, or has other storages or sizes"
                 )
         if len(self.calls) != len(other.calls):
             raise CaptureError(
-                f"the step depends on data: {len(self.calls)} calls for one batch, {len(other.calls)} for another"
+                f"the step depends on data: {len(self.calls)} calls for one batch, "
+                f"{len(other.calls)} for another"
             )
 
 
@@ -86,9 +93,11 @@ class TapeGraph:
     Args:
         fn: the step.
         buffers, key: the static storages and the cell whose views the step gets.
-        prepare: fills the cell's inputs with plausible values; called with 0 and 1 for two different batches.
+        prepare: fills the cell's inputs with plausible values; called with 0 and 1 for two
+            different batches.
         run_program: the native loop.
-        debug: at every replay check that storages have not moved, and afterwards poison all scratch.
+        debug: at every replay check that storages have not moved, and afterwards poison all
+            scratch.
 
     Raises:
         CaptureError: the step syncs, computes outside ops, or depends on data.

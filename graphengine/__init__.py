@@ -1,4 +1,6 @@
-"""graphengine: LLM decoding through pre-captured steps, sped up by speculation without changing one output token."""
+"""graphengine: LLM decoding through pre-captured steps, sped up by speculation without changing one
+output token.
+"""
 
 from capture.config import CaptureConfig
 from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig

@@ -1,7 +1,8 @@
 """The captured step: from token ids to emitted tokens, and the static buffers that it runs over.
 
-Owns the definition of the step and the list of its buffers by who writes them. The call is what graphs capture: it runs
-only ops, reads nothing back to the host, and is the same for every cell of the table.
+Owns the definition of the step and the list of its buffers by who writes them. The call is what
+graphs capture: it runs only ops, reads nothing back to the host, and is the same for every cell of
+the table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Views = Mapping[str, torch.Tensor]
 
 
 def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
-    """Every static buffer: what the host writes, what the forward writes, what the verifier writes."""
+    """Every static buffer: those of the host, of the forward and of the verifier."""
     rows, width = sizes.num_state_rows, sizes.max_draft_tokens + 2
     return [
         _input("token_ids", ("T",)),

@@ -1,8 +1,8 @@
 """Configuration of an engine: what a user may set, and what it resolves to.
 
-Owns `SpeculativeConfig`, `CacheConfig` and `EngineConfig`; `CaptureConfig` is capture's. An explicit argument wins over the
-environment, the environment over the default. Checks what can be checked before any weight is read; what depends on the
-checkpoint is resolved by the runner.
+Owns `SpeculativeConfig`, `CacheConfig` and `EngineConfig`; `CaptureConfig` is capture's. An
+explicit argument wins over the environment, the environment over the default. Checks what can be
+checked before any weight is read; what depends on the checkpoint is resolved by the runner.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class SpeculativeConfig:
         options: options of the proposer itself, validated by it.
 
     Raises:
-        ValueError: a field has a value that is not allowed, or the proposer is unknown or not supported.
+        ValueError: a field has a value that is not allowed, or the proposer is unknown or not
+            supported.
     """
 
     __slots__ = (
@@ -66,7 +67,10 @@ class SpeculativeConfig:
         info = registry.find(method).info
         info.resolve(options)
         if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
-            raise ValueError(f"max_draft_tokens={max_draft_tokens!r}: expected an integer from 1 to {MAX_DRAFT_TOKENS}")
+            raise ValueError(
+                f"max_draft_tokens={max_draft_tokens!r}: expected an integer from 1 to "
+                f"{MAX_DRAFT_TOKENS}"
+            )
         if not 1 <= max_draft_tokens <= MAX_DRAFT_TOKENS:
             raise ValueError(
                 f"max_draft_tokens={max_draft_tokens}: allowed are 1 to {MAX_DRAFT_TOKENS}; "
@@ -75,7 +79,10 @@ class SpeculativeConfig:
         _only("verification", verification, "exact", built_later=("rejection",))
         _only("draft_sampling", draft_sampling, "greedy", built_later=("coupled", "probabilistic"))
         if adaptive is not False:
-            raise ValueError(f"adaptive={adaptive!r}: only False (a fixed draft length) is available in this version")
+            raise ValueError(
+                f"adaptive={adaptive!r}: only False (a fixed draft length) is available in "
+                "this version"
+            )
         if self_check not in ("error", "warn", "off"):
             raise ValueError(f"self_check={self_check!r}: allowed are error, warn, off")
         if model is not None and not isinstance(model, str):
@@ -90,15 +97,18 @@ class SpeculativeConfig:
         self.options: Mapping[str, object] = dict(options)
 
     def __repr__(self) -> str:
-        return f"SpeculativeConfig({self.method!r}, max_draft_tokens={self.max_draft_tokens}, options={self.options})"
+        return (
+            f"SpeculativeConfig({self.method!r}, max_draft_tokens={self.max_draft_tokens}, "
+            f"options={self.options})"
+        )
 
     @classmethod
     def resolve(cls, given: SpeculativeConfig | str | None) -> SpeculativeConfig | None:
         """The configuration that an argument means; None: speculation is off.
 
         Args:
-            given: a configuration; `off`, a proposer's name, or `name:k`; None: the text in `GRAPHENGINE_SPECULATE`, or
-                off where that is unset.
+            given: a configuration; `off`, a proposer's name, or `name:k`; None: the text in
+                `GRAPHENGINE_SPECULATE`, or off where that is unset.
 
         Raises:
             ValueError: anything else.
@@ -108,7 +118,9 @@ class SpeculativeConfig:
         source = SPECULATE_VARIABLE if given is None else "speculative"
         text = os.environ.get(SPECULATE_VARIABLE, "off") if given is None else given
         if not isinstance(text, str):
-            raise ValueError(f"{source}={text!r}: expected a SpeculativeConfig, off, NAME or NAME:K")
+            raise ValueError(
+                f"{source}={text!r}: expected a SpeculativeConfig, off, NAME or NAME:K"
+            )
         if text.strip() in ("", "off"):
             return None
         method, _, length = text.strip().partition(":")
@@ -123,8 +135,8 @@ class CacheConfig:
 
     Args:
         block_size: tokens a block.
-        num_blocks: physical blocks, the null block included; None: as many as `max_bytes` holds, but no more than
-            `max_num_seqs` full contexts need.
+        num_blocks: physical blocks, the null block included; None: as many as `max_bytes` holds,
+            but no more than `max_num_seqs` full contexts need.
         max_bytes: size of the cache in bytes where `num_blocks` is None.
         enable_prefix_caching: reuse the KV of prompts seen before.
         enable_chunked_prefill: split prompts over steps.
@@ -143,7 +155,9 @@ class CacheConfig:
         _integer("CacheConfig.max_bytes", self.max_bytes, 1, 1 << 50)
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"CacheConfig.{name}={getattr(self, name)!r}: expected True or False")
+                raise ValueError(
+                    f"CacheConfig.{name}={getattr(self, name)!r}: expected True or False"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,11 +180,15 @@ class EngineConfig:
         if self.dtype not in ("auto", "bfloat16", "float32"):
             raise ValueError(f"dtype={self.dtype!r}: allowed are auto, bfloat16, float32")
         if self.device not in ("auto", "cpu"):
-            raise ValueError(f"device={self.device!r}: allowed are auto, cpu (the CUDA path is not built yet)")
+            raise ValueError(
+                f"device={self.device!r}: allowed are auto, cpu (the CUDA path is not built yet)"
+            )
         if self.numerics not in ("invariant", "fast"):
             raise ValueError(f"numerics={self.numerics!r}: allowed are invariant, fast")
         if self.async_steps != 0 or isinstance(self.async_steps, bool):
-            raise ValueError(f"async_steps={self.async_steps!r}: only 0 (synchronous stepping) is available")
+            raise ValueError(
+                f"async_steps={self.async_steps!r}: only 0 (synchronous stepping) is available"
+            )
         _integer("max_num_seqs", self.max_num_seqs, 1, 4096)
         _integer("seed", self.seed, 0, (1 << 63) - 1)
         if self.max_model_len is not None:
@@ -179,9 +197,13 @@ class EngineConfig:
             _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         for name, expected in (("capture", CaptureConfig), ("cache", CacheConfig)):
             if not isinstance(getattr(self, name), expected):
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected a {expected.__name__} or None")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}: expected a {expected.__name__} or None"
+                )
         if self.speculative is not None and not isinstance(self.speculative, SpeculativeConfig):
-            raise ValueError(f"speculative={self.speculative!r}: expected a SpeculativeConfig or None")
+            raise ValueError(
+                f"speculative={self.speculative!r}: expected a SpeculativeConfig or None"
+            )
 
     @property
     def max_draft_tokens(self) -> int:
@@ -192,7 +214,8 @@ class EngineConfig:
 def resolve_dtype(asked: str, checkpoint: torch.dtype) -> torch.dtype:
     """Dtype of matrices and KV: the checkpoint's for `auto`; float16 is kept as bfloat16 on CPU.
 
-    The CPU kernels widen bf16 to fp32 as they load it, on any CPU, so bf16 needs no native support here.
+    The CPU kernels widen bf16 to fp32 as they load it, on any CPU, so bf16 needs no native support
+    here.
     """
     if asked == "auto":
         return torch.bfloat16 if checkpoint == torch.float16 else checkpoint

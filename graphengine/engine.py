@@ -1,7 +1,8 @@
 """Engine: the step loop. Propose, verify and the KV budget meet here and nowhere else.
 
-Owns the life of requests from `add_request` to their last output and the counters. Synchronous and single-threaded: one
-caller, one step at a time. Model, KV and drafts are the runner's, the scheduler's and the proposer's.
+Owns the life of requests from `add_request` to their last output and the counters. Synchronous and
+single-threaded: one caller, one step at a time. Model, KV and drafts are the runner's, the
+scheduler's and the proposer's.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Engine:
         model: a Hugging Face directory, a .gguf file, or `smollm2-135m`.
         config: see `LLM` for the fields.
         progress: called with (phase, done, total, what) while weights load and cells are captured.
-        proposer: an instance to use instead of `config.speculative`'s method (which still gives the draft length);
-            for scripted proposers in tests.
+        proposer: an instance to use instead of `config.speculative`'s method (which still gives the
+            draft length); for scripted proposers in tests.
 
     Raises:
         ValueError: the model or the configuration is refused.
@@ -83,7 +84,9 @@ class Engine:
         proposer: Proposer | None = None,
     ) -> None:
         self.config = config or EngineConfig()
-        assert proposer is None or self.config.speculative is not None, "a proposer needs a draft length"
+        assert proposer is None or self.config.speculative is not None, (
+            "a proposer needs a draft length"
+        )
         started = start(model, self.config, progress)
         resolved = started.resolved
         self.resolved = resolved
@@ -114,7 +117,8 @@ class Engine:
             params: None: the defaults.
 
         Raises:
-            ValueError: a bad prompt or parameter, an id in use, or a request that can never fit. Nothing is queued.
+            ValueError: a bad prompt or parameter, an id in use, or a request that can never fit.
+                Nothing is queued.
         """
         params = params if params is not None else SamplingParams()
         request = Request(
@@ -129,7 +133,9 @@ class Engine:
         self.scheduler.add(request)
         detokenizer = None
         if self.tokenizer is not None:
-            detokenizer = IncrementalDetokenizer(self.tokenizer, skip_special_tokens=params.skip_special_tokens)
+            detokenizer = IncrementalDetokenizer(
+                self.tokenizer, skip_special_tokens=params.skip_special_tokens
+            )
         self._streams[request_id] = _Stream(request, [], detokenizer)
 
     def has_unfinished_requests(self) -> bool:
@@ -162,7 +168,9 @@ class Engine:
         return self.runner.manager.report()
 
     def close(self) -> None:
-        """Drop graphs, buffers, weights and KV. Unfinished requests are lost; closing twice is fine."""
+        """Drop graphs, buffers, weights and KV. Unfinished requests are lost; closing twice is
+        fine.
+        """
         self.runner.close()
         self._streams.clear()
 
@@ -205,7 +213,11 @@ class Engine:
 
     def _verify(self, decodes: Sequence[DecodeSlot], draft: Draft) -> list[Sampled]:
         """Verify the drafts of every decode that is still alive."""
-        alive = [index for index, slot in enumerate(decodes) if slot.request.status is RequestStatus.DECODE]
+        alive = [
+            index
+            for index, slot in enumerate(decodes)
+            if slot.request.status is RequestStatus.DECODE
+        ]
         if not alive:
             return []
         rows = np.array([decodes[index].request.row for index in alive], dtype=np.intp)
@@ -221,12 +233,16 @@ class Engine:
         return sampled
 
     def _commit(self, sampled: Sequence[Sampled]) -> None:
-        """Tokens, KV rows, persistent rows and counters move together; rejected drafts are dropped here."""
+        """Tokens, KV rows, persistent rows and counters move together; rejected drafts are dropped
+        here.
+        """
         for item in sampled:
             request = item.slot.request
             commit(self.kv, request, item.token_ids, item.num_draft_tokens, item.num_accepted)
             self.state.append(request, item.token_ids)
-            self._counter.count_request(item.num_draft_tokens, item.num_accepted, len(item.token_ids))
+            self._counter.count_request(
+                item.num_draft_tokens, item.num_accepted, len(item.token_ids)
+            )
         if self.proposer is not None and sampled:
             self.proposer.on_commit(
                 Commit(
@@ -237,7 +253,9 @@ class Engine:
             )
 
     def _emit(self, sampled: Sequence[Sampled]) -> list[RequestOutput]:
-        """Outputs of this step: aborted requests first, then those that got tokens, finished ones marked."""
+        """Outputs of this step: aborted requests first, then those that got tokens, finished ones
+        marked.
+        """
         outputs, self._finished = self._finished, []
         now = time.perf_counter()
         for item in sampled:
@@ -258,7 +276,9 @@ class Engine:
                 outputs.append(_output(stream, text, len(item.token_ids)))
         return outputs
 
-    def _finish(self, stream: _Stream, new_text: str = "", num_new_tokens: int = 0) -> RequestOutput:
+    def _finish(
+        self, stream: _Stream, new_text: str = "", num_new_tokens: int = 0
+    ) -> RequestOutput:
         """Last output of a request that the scheduler has let go."""
         request = stream.request
         request.metrics.finished_time = time.perf_counter()
@@ -293,20 +313,28 @@ class Engine:
         if not isinstance(prompt, str):
             return prompt
         if self.tokenizer is None:
-            raise ValueError(f"request {request_id!r}: the checkpoint has no tokenizer; give the prompt as token ids")
+            raise ValueError(
+                f"request {request_id!r}: the checkpoint has no tokenizer; give the prompt as "
+                "token ids"
+            )
         return self.tokenizer.encode(prompt)
 
     def _check_ids(self, request: Request) -> None:
         vocab_size = self.resolved.model.vocab_size
-        for what, ids in (("prompt token", request.prompt_token_ids), ("stop token", request.stop_token_ids)):
+        for what, ids in (
+            ("prompt token", request.prompt_token_ids),
+            ("stop token", request.stop_token_ids),
+        ):
             largest = max(ids, default=0)
             if largest >= vocab_size:
                 raise ValueError(
-                    f"request {request.request_id!r}: {what} id {largest} is outside the vocabulary of {vocab_size}"
+                    f"request {request.request_id!r}: {what} id {largest} is outside the "
+                    f"vocabulary of {vocab_size}"
                 )
         if len(request.stop_token_ids) > MAX_STOP_IDS:
             raise ValueError(
-                f"request {request.request_id!r}: {len(request.stop_token_ids)} stop token ids (the model's own "
+                f"request {request.request_id!r}: {len(request.stop_token_ids)} stop token "
+                "ids (the model's own "
                 f"included); at most {MAX_STOP_IDS} are allowed"
             )
 

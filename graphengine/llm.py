@@ -22,25 +22,29 @@ class LLM:
     """A loaded model, ready to generate. A context manager; closing frees graphs and memory.
 
     Args:
-        model: a Hugging Face directory (config.json, safetensors, tokenizer files), a .gguf file, or `smollm2-135m`.
-        dtype: of weights and KV cache: `auto` (the checkpoint's; bfloat16 for GGUF), `bfloat16` or `float32`.
-            Arithmetic and logits are float32 on CPU.
+        model: a Hugging Face directory (config.json, safetensors, tokenizer files), a .gguf file,
+            or `smollm2-135m`.
+        dtype: of weights and KV cache: `auto` (the checkpoint's; bfloat16 for GGUF), `bfloat16` or
+            `float32`. Arithmetic and logits are float32 on CPU.
         device: `auto` or `cpu`.
-        max_model_len: context limit in tokens, prompt and output together; None: the checkpoint's, at most 8192.
+        max_model_len: context limit in tokens, prompt and output together; None: the checkpoint's,
+            at most 8192.
         max_num_seqs: requests that run at once.
-        max_num_batched_tokens: rows a step, prefill tokens and k + 1 a decode together; None: 2048 or more.
+        max_num_batched_tokens: rows a step, prefill tokens and k + 1 a decode together; None: 2048
+            or more.
         seed: default seed of requests that sample; greedy decoding does not use it.
-        numerics: `invariant`: a row's logits depend on nothing that shares its step, checked at start. `fast`: not
-            checked.
+        numerics: `invariant`: a row's logits depend on nothing that shares its step, checked at
+            start. `fast`: not checked.
         async_steps: 0; asynchronous stepping is not available.
-        speculative: how to draft; None: what `GRAPHENGINE_SPECULATE` says, else off. `"off"`, `"ngram"` and
-            `"ngram:6"` are accepted too.
+        speculative: how to draft; None: what `GRAPHENGINE_SPECULATE` says, else off. `"off"`,
+            `"ngram"` and `"ngram:6"` are accepted too.
         capture: how steps are captured; None: the defaults.
         cache: KV cache; None: the defaults.
         progress: called with (phase, done, total, what) while the model loads.
 
     Raises:
-        ValueError: the model or an argument is refused, before any weight is read where that is possible.
+        ValueError: the model or an argument is refused, before any weight is read where that is
+            possible.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class LLM:
     def chat(
         self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
     ) -> RequestOutput:
-        """Generate the assistant's next turn; `messages` are `{"role", "content"}`, oldest first."""
+        """Generate the next turn; `messages` are `{"role", "content"}`, oldest first."""
         return self.generate([self.chat_prompt(messages)], params)[0]
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -139,7 +143,10 @@ class LLM:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -149,15 +156,22 @@ def _as_batch(prompts: Prompts) -> list[str | Sequence[int]]:
         return [prompts]
     batch: list[str | Sequence[int]] = list(prompts)
     if batch and all(isinstance(item, int) for item in batch):
-        raise ValueError("prompts is a list of integers; a single prompt of token ids goes into a list of its own")
+        raise ValueError(
+            "prompts is a list of integers; a single prompt of token ids goes into a list of "
+            "its own"
+        )
     return batch
 
 
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+def _as_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
     if params is None:
         return [SamplingParams()] * num_prompts
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if len(params) != num_prompts:
-        raise ValueError(f"{len(params)} SamplingParams for {num_prompts} prompts: give one, or one each")
+        raise ValueError(
+            f"{len(params)} SamplingParams for {num_prompts} prompts: give one, or one each"
+        )
     return list(params)

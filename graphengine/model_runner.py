@@ -36,7 +36,7 @@ MAX_PREFILL_ROWS = 256  # rows of one prefill forward; longer chunks take severa
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """What the host keeps of a cell: its inputs, as numpy writes them and as attention plans them."""
+    """A cell's inputs, as numpy writes them and as attention plans them."""
 
     inputs: step_batch.HostViews
     forward: ForwardInputs

@@ -1,7 +1,7 @@
 """What a user gets back: request outputs and the engine's statistics.
 
-Plain values, snapshots of the moment they were made. Owns the definitions of the published figures; knows nothing of how
-they are counted.
+Plain values, snapshots of the moment they were made. Owns the definitions of the published figures;
+knows nothing of how they are counted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Literal
 
 from graphengine.request import FinishReason, RequestMetrics
 
-# Where an emitted token came from: a confirmed draft, the target's token at the first mismatch, or the target's token
-# after a block without a mismatch (plain decoding included).
+# Where an emitted token came from: a confirmed draft, the target's token at the first mismatch, or
+# the target's token after a block without a mismatch (plain decoding included).
 Origin = Literal["accepted", "recovered", "bonus"]
 
 
@@ -53,7 +53,9 @@ class EngineStats:
     num_request_steps: int = 0  # requests summed over verify steps
     num_prefill_tokens: int = 0
     num_preemptions: int = 0
-    accepted_per_position: tuple[int, ...] = ()  # [max_draft_tokens]: drafts accepted at each position
+    accepted_per_position: tuple[
+        int, ...
+    ] = ()  # [max_draft_tokens]: drafts accepted at each position
     replays: Mapping[str, int] = field(default_factory=dict)  # by cell
     padding_rows: int = 0
     eager_fallbacks: Mapping[str, int] = field(default_factory=dict)  # by named reason

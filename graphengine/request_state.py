@@ -1,7 +1,8 @@
 """RequestState: the persistent rows of running requests, apart from the inputs of any step.
 
-A request keeps its row from admission to its end or preemption, whatever batch it is in; a step gathers from rows and never
-moves them. Host-side numpy; written on admission, schedule and commit, read by the step batch and the proposers.
+A request keeps its row from admission to its end or preemption, whatever batch it is in; a step
+gathers from rows and never moves them. Host-side numpy; written on admission, schedule and commit,
+read by the step batch and the proposers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class RequestState:
         self._write_blocks(request, 0)
 
     def update_blocks(self, request: Request) -> None:
-        """Follow the block table, whose blocks below `kv_len` do not change while a request runs."""
+        """Follow the block table; its blocks below `kv_len` are fixed while a request runs."""
         self._write_blocks(request, request.kv_len // self.block_size)
 
     def append(self, request: Request, token_ids: list[int]) -> None:

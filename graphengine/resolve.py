@@ -1,7 +1,7 @@
 """Resolution: every size that follows from a checkpoint's config and a user's configuration.
 
-Owns the defaults that depend on the checkpoint and the checks across fields. Reads no weights and allocates nothing, so
-what it refuses is refused at once.
+Owns the defaults that depend on the checkpoint and the checks across fields. Reads no weights and
+allocates nothing, so what it refuses is refused at once.
 """
 
 from __future__ import annotations
@@ -63,8 +63,12 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
     dtype = resolve_dtype(config.dtype, model.dtype)
     kernel_suffix(dtype)
     if model.mlp_bias:
-        raise ValueError("mlp_bias=True: MLP biases are not supported; use a checkpoint without them")
-    max_model_len = config.max_model_len or min(model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN)
+        raise ValueError(
+            "mlp_bias=True: MLP biases are not supported; use a checkpoint without them"
+        )
+    max_model_len = config.max_model_len or min(
+        model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN
+    )
     if max_model_len > model.max_position_embeddings:
         raise ValueError(
             f"max_model_len={max_model_len}: the checkpoint's limit is max_position_embeddings="
@@ -78,7 +82,8 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
     )
     if batched < smallest:
         raise ValueError(
-            f"max_num_batched_tokens={batched}: every running request needs a row a step; raise it to at least "
+            f"max_num_batched_tokens={batched}: every running request needs a row a step; "
+            "raise it to at least "
             f"max_num_seqs={smallest}"
         )
     sizes = RunnerSizes(
@@ -105,6 +110,10 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             enable_prefix_caching=config.cache.enable_prefix_caching,
         ),
         num_blocks=resolve_num_blocks(
-            config.cache, model, dtype, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len
+            config.cache,
+            model,
+            dtype,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
         ),
     )

@@ -1,7 +1,7 @@
 """Start-up: from a checkpoint and a configuration to everything that an engine runs with.
 
-Owns the order of things: read headers, resolve and check every size, and only then read weights, allocate, capture. Keeps
-the seconds of each phase. Nothing here runs after start.
+Owns the order of things: read headers, resolve and check every size, and only then read weights,
+allocate, capture. Keeps the seconds of each phase. Nothing here runs after start.
 """
 
 from __future__ import annotations
@@ -56,8 +56,11 @@ class Started:
     times: StartTimes
 
 
-def start(model: str | Path, config: EngineConfig, progress: StartProgress | None = None) -> Started:
-    """Build everything. Returns when the whole table is captured: what is returned is ready to serve.
+def start(
+    model: str | Path, config: EngineConfig, progress: StartProgress | None = None
+) -> Started:
+    """Build everything. Returns when the whole table is captured: what is returned is ready to
+    serve.
 
     Raises:
         ValueError: the checkpoint or the configuration is refused.
@@ -75,7 +78,9 @@ def start(model: str | Path, config: EngineConfig, progress: StartProgress | Non
     sizes = resolved.sizes
     with times.phase("buffers"):
         state = RequestState(
-            max_num_seqs=sizes.max_num_seqs, max_model_len=sizes.max_model_len, block_size=sizes.block_size
+            max_num_seqs=sizes.max_num_seqs,
+            max_model_len=sizes.max_model_len,
+            block_size=sizes.block_size,
         )
         caches = kv_cache.allocate(
             resolved.model,
@@ -90,7 +95,9 @@ def start(model: str | Path, config: EngineConfig, progress: StartProgress | Non
     return Started(resolved=resolved, runner=runner, state=state, tokenizer=tokenizer, times=times)
 
 
-def _load(opened: OpenedModel, resolved: ResolvedConfig, progress: StartProgress | None) -> DecoderWeights:
+def _load(
+    opened: OpenedModel, resolved: ResolvedConfig, progress: StartProgress | None
+) -> DecoderWeights:
     weights = DecoderWeights.allocate(resolved.model, resolved.dtype, torch.device("cpu"))
     load_weights(
         weights.destinations(resolved.model),

@@ -1,7 +1,8 @@
 """StatsCounter: counts what the engine did, as it does it.
 
-Owns the speculation counters; capture, compile and KV figures are read from their owners when a snapshot is asked for.
-Only committed tokens count: a draft that was accepted and then cut off by a stop is in no figure but the drafted ones.
+Owns the speculation counters; capture, compile and KV figures are read from their owners when a
+snapshot is asked for. Only committed tokens count: a draft that was accepted and then cut off by a
+stop is in no figure but the drafted ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Step batches: writes a step's inputs into the static buffers, live rows and padding alike.
 
-Owns the padding policy. Every live request has exactly `query_len` rows; rows beyond its drafts, and rows of padding
-requests, carry token 0 at the null block, so whatever they compute reaches nobody. Reads request rows, never changes them.
+Owns the padding policy. Every live request has exactly `query_len` rows; rows beyond its drafts,
+and rows of padding requests, carry token 0 at the null block, so whatever they compute reaches
+nobody. Reads request rows, never changes them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def write_decode(
     Args:
         views: host views of the cell's inputs.
         key: the cell.
-        state, rows: request rows of the live requests, `[num_reqs]`, in batch order (the idx_mapping).
+        state, rows: request rows of the live requests, `[num_reqs]`, in batch order (the
+            idx_mapping).
         draft_token_ids: [num_reqs, >= longest draft], anything beyond a request's drafts.
         num_draft_tokens: [num_reqs].
     """

@@ -1,8 +1,9 @@
 """The attention contract: `plan` outside the graph, `run` inside it.
 
-A batch is described by tensors at fixed addresses. Row t belongs to the request whose `query_start_loc` range holds it and
-attends the cache positions <= positions[t] of that request: that is the causal mask of a prefill chunk and the chain mask
-of a verify block alike (history visible to all rows, draft i sees drafts < i).
+A batch is described by tensors at fixed addresses. Row t belongs to the request whose
+`query_start_loc` range holds it and attends the cache positions <= positions[t] of that request:
+that is the causal mask of a prefill chunk and the chain mask of a verify block alike (history
+visible to all rows, draft i sees drafts < i).
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ import torch
 class AttentionBatch:
     """Per-step metadata, written by the host before `run`, read by the kernel."""
 
-    block_table: torch.Tensor  # [num_reqs, max_blocks] int32; unallocated entries are 0, the null block
-    query_start_loc: torch.Tensor  # [num_reqs + 1] int32; rows of request r are [loc[r], loc[r + 1])
+    block_table: (
+        torch.Tensor
+    )  # [num_reqs, max_blocks] int32; unallocated entries are 0, the null block
+    query_start_loc: (
+        torch.Tensor
+    )  # [num_reqs + 1] int32; rows of request r are [loc[r], loc[r + 1])
     positions: torch.Tensor  # [num_tokens] int32, absolute
 
 
@@ -39,8 +44,12 @@ class AttentionBackend(Protocol):
     name: str
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Host-side preparation for the metadata now in place; called before every replay, never captured."""
+        """Host-side preparation for the metadata now in place; called before every replay, never
+        captured.
+        """
 
-    def run(self, out: torch.Tensor, qkv: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch) -> None:
+    def run(
+        self, out: torch.Tensor, qkv: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch
+    ) -> None:
         """out [T, heads * dim] fp32 from the q part of qkv [T, (heads + 2 kv_heads) * dim] fp32 and
         kv_cache [num_blocks, 2, block_size, kv_heads, dim]. Captured: calls only ops."""

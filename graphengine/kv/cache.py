@@ -36,8 +36,10 @@ def resolve_num_blocks(
     affordable = cache.max_bytes // size
     if affordable < per_context + 1:
         raise ValueError(
-            f"CacheConfig.max_bytes={cache.max_bytes} holds {affordable} blocks of {size} bytes; one context of "
-            f"max_model_len={max_model_len} needs {per_context + 1}: raise max_bytes to {(per_context + 1) * size} or "
+            f"CacheConfig.max_bytes={cache.max_bytes} holds {affordable} blocks of {size} "
+            "bytes; one context of "
+            f"max_model_len={max_model_len} needs {per_context + 1}: raise max_bytes to "
+            f"{(per_context + 1) * size} or "
             f"lower max_model_len"
         )
     return min(affordable, max_num_seqs * per_context + 1)

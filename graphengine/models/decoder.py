@@ -1,7 +1,8 @@
 """The decoder: Llama, Mistral, Qwen2 and Qwen3 as one list of layers over static buffers.
 
-Owns the weights and the forward pass. Every line of `forward` is one op that writes into a buffer it is handed, so the
-same code is run eagerly, bound, recorded and captured. Knows nothing of requests, drafts or scheduling.
+Owns the weights and the forward pass. Every line of `forward` is one op that writes into a buffer
+it is handed, so the same code is run eagerly, bound, recorded and captured. Knows nothing of
+requests, drafts or scheduling.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def _layer_destinations(prefix: str, layer: LayerWeights, config: ModelConfig) -
 
 @dataclass(frozen=True, slots=True)
 class ForwardBuffers:
-    """Activations of one forward, views of static buffers; written and read only inside it. All fp32."""
+    """Activations of one forward, views of static buffers; written and read only inside it. All
+    fp32.
+    """
 
     hidden: Tensor  # [T, hidden], the residual stream
     normed: Tensor  # [T, hidden]
@@ -189,7 +192,9 @@ class Decoder:
         )
 
     def forward(self, inputs: ForwardInputs, buffers: ForwardBuffers) -> None:
-        """Fill the KV rows of the inputs and leave the last layer's residual stream in `buffers.hidden`."""
+        """Fill the KV rows of the inputs and leave the last layer's residual stream in
+        `buffers.hidden`.
+        """
         self.ops.embed(buffers.hidden, self.weights.embed, inputs.token_ids)
         for layer, kv_cache in zip(self.weights.layers, self._kv_caches, strict=True):
             self._attend(layer, kv_cache, inputs, buffers)

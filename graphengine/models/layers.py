@@ -1,7 +1,8 @@
 """LayerOps: the ten operations that a decoder is made of, as ops over caller-owned tensors.
 
-Owns the interface only. Implementations: `kernels/layer_ops.py` (own C++ kernels), `models/torch_ops.py` (plain torch,
-compiled by inductor or not). All work row by row: a row's bits never depend on the other rows of the call.
+Owns the interface only. Implementations: `kernels/layer_ops.py` (own C++ kernels),
+`models/torch_ops.py` (plain torch, compiled by inductor or not). All work row by row: a row's bits
+never depend on the other rows of the call.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Rope:
 
 
 class LayerOps(Protocol):
-    """Row-wise layer operations. Activations are fp32, weights and KV in the model dtype. Outputs come first."""
+    """Row-wise layer operations. Activations are fp32, weights and KV in the model dtype. Outputs
+    come first.
+    """
 
     def embed(self, out: Tensor, table: Tensor, token_ids: Tensor) -> None:
         """out [T, hidden] = table[token_ids]; token_ids [T] int32, all in [0, vocab)."""
@@ -44,10 +47,12 @@ class LayerOps(Protocol):
         *,
         add: bool = False,
     ) -> None:
-        """out [T, n] = x [T, k] @ weight [n, k]^T (+ bias [n] fp32); with `add` the result is added into out."""
+        """out [T, n] = x [T, k] @ weight [n, k]^T (+ bias [n] fp32); with `add` the result is added
+        into out.
+        """
 
     def gate_up(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
-        """out [T, i] = silu(x @ gate^T) * (x @ up^T); weight [2 i, k] holds gate's rows, then up's."""
+        """out [T, i] = silu(x @ gate^T) * (x @ up^T); weight [2 i, k]: gate's rows, then up's."""
 
     def rope_write(
         self,
@@ -58,11 +63,14 @@ class LayerOps(Protocol):
         slot_mapping: Tensor,
         qk_norm: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """Normalise (optional) and rotate q and k of qkv [T, (heads + 2 kv_heads) * dim] in place, write k and v.
+        """Normalise (optional) and rotate q and k of qkv [T, (heads + 2 kv_heads) * dim] in place,
+        write k and v.
 
-        kv_cache [num_blocks, 2, block_size, kv_heads, dim]; positions, slot_mapping [T] int32. Padding rows carry
-        slots of block 0, the null block.
+        kv_cache [num_blocks, 2, block_size, kv_heads, dim]; positions, slot_mapping [T] int32.
+        Padding rows carry slots of block 0, the null block.
         """
 
     def argmax(self, out: Tensor, logits: Tensor) -> None:
-        """out [T] int32 = index of the largest logit of each row; ties go to the lowest index, NaN never wins."""
+        """out [T] int32 = index of the largest logit of each row; ties go to the lowest index, NaN
+        never wins.
+        """

@@ -1,7 +1,8 @@
 """NativeOps: LayerOps and paged attention by the project's own C++ kernels, for CPU.
 
-Owns the translation from tensors to the kernels' C arguments and the checks of layout that C cannot make. The kernels
-compute every row in one fixed order, so rows are bit-equal whatever shares the call.
+Owns the translation from tensors to the kernels' C arguments and the checks of layout that C cannot
+make. The kernels compute every row in one fixed order, so rows are bit-equal whatever shares the
+call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from graphengine.models.layers import Rope
 
 Tensor = torch.Tensor
 
-# Partials of split-KV attention; larger problems take the one-thread-a-row schedule, with the same bits.
+# Partials of split-KV attention; larger problems take the one-thread-a-row schedule, with the same
+# bits.
 ATTENTION_SCRATCH_FLOATS = 4 << 20
 
 _SUFFIX = {torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -58,10 +60,19 @@ class NativeOps:
         _check_contiguous(out, x, weight)
         self._rms_norm(out, x, weight, x.shape[0], x.shape[1], self._eps)
 
-    def linear(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, add: bool = False) -> None:
+    def linear(
+        self,
+        out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        add: bool = False,
+    ) -> None:
         _check_contiguous(out, x, weight)
         n, k = weight.shape
-        assert x.shape[1] == k and out.shape[1] == n, f"linear {x.shape} x {weight.shape} -> {out.shape}"
+        fits = x.shape[1] == k and out.shape[1] == n
+        assert fits, f"linear {x.shape} x {weight.shape} -> {out.shape}"
         self._linear(out, x, weight, bias, x.shape[0], n, k, int(add))
 
     def gate_up(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
@@ -102,7 +113,9 @@ class NativeOps:
 
 
 class NativeAttention:
-    """Paged attention in place, over fixed-size KV chunks combined in order. Cost grows with the real context."""
+    """Paged attention in place, over fixed-size KV chunks combined in order. Cost grows with the
+    real context.
+    """
 
     name = "native"
 
@@ -115,7 +128,9 @@ class NativeAttention:
         """Nothing: the kernel reads lengths and tables from the batch's tensors."""
 
     def run(self, out: Tensor, qkv: Tensor, kv_cache: Tensor, batch: AttentionBatch) -> None:
-        _check_contiguous(out, qkv, kv_cache, batch.block_table, batch.query_start_loc, batch.positions)
+        _check_contiguous(
+            out, qkv, kv_cache, batch.block_table, batch.query_start_loc, batch.positions
+        )
         shape = self._shape
         self._op(
             out,
@@ -138,4 +153,6 @@ class NativeAttention:
 
 def _check_contiguous(*tensors: Tensor) -> None:
     for tensor in tensors:
-        assert tensor.is_contiguous(), f"kernel argument of shape {tuple(tensor.shape)} is not contiguous"
+        assert tensor.is_contiguous(), (
+            f"kernel argument of shape {tuple(tensor.shape)} is not contiguous"
+        )

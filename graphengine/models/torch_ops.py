@@ -1,7 +1,8 @@
 """TorchOps: LayerOps whose glue is torch code, compiled by inductor or run as it is.
 
-Linears and attention stay with the CPU kernels, which are row-invariant; norms, rotation, activation, embedding and argmax
-are the functions below. Slower on CPU than `NativeOps` (more and smaller calls), and the form that other devices share.
+Linears and attention stay with the CPU kernels, which are row-invariant; norms, rotation,
+activation, embedding and argmax are the functions below. Slower on CPU than `NativeOps` (more and
+smaller calls), and the form that other devices share.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class TorchOps:
         compiler: says whether pieces are compiled.
         dtype: of matrices and KV.
         rms_norm_eps: of every norm.
-        max_rows, intermediate_size: size of the one activation buffer that only this implementation needs.
+        max_rows, intermediate_size: size of the one activation buffer that only this implementation
+            needs.
     """
 
     def __init__(
@@ -35,13 +37,13 @@ class TorchOps:
         intermediate_size: int,
     ) -> None:
         self._native = NativeOps(dtype, rms_norm_eps)
-        self._eps = rms_norm_eps
+        self._eps = torch.tensor([rms_norm_eps])
         self._gate_up_rows = torch.zeros(max_rows, 2 * intermediate_size)
         self._embed = compiler.piece("embed", embed, dynamic_rows=(0, 2))
         self._rms_norm = compiler.piece("rms_norm", rms_norm, dynamic_rows=(0, 1))
         self._silu_mul = compiler.piece("silu_mul", silu_mul, dynamic_rows=(0, 1))
         self._rotate = compiler.piece("rotate", rotate, dynamic_rows=(0, 3))
-        self._rotate_normed = compiler.piece("rotate_normed", rotate_normed, dynamic_rows=(0, 3))
+        self._norm_heads = compiler.piece("norm_heads", norm_heads, dynamic_rows=(0,))
         self._write_kv = compiler.piece("write_kv", write_kv, dynamic_rows=(1, 2))
         self._argmax = compiler.piece("argmax", argmax, dynamic_rows=(0, 1))
 
@@ -77,13 +79,9 @@ class TorchOps:
         qk_norm: tuple[Tensor, Tensor] | None,
     ) -> None:
         heads = qkv.view(qkv.shape[0], -1, rope.head_dim)
-        if qk_norm is None:
-            self._rotate(heads, rope.cos, rope.sin, positions, rope.num_kv_heads)
-        else:
-            q_norm, k_norm = qk_norm
-            self._rotate_normed(
-                heads, rope.cos, rope.sin, positions, rope.num_kv_heads, q_norm, k_norm, self._eps
-            )
+        if qk_norm is not None:
+            self._norm_heads(heads, *qk_norm, rope.num_kv_heads, self._eps)
+        self._rotate(heads, rope.cos, rope.sin, positions, rope.num_kv_heads)
         self._write_kv(kv_cache, heads, slot_mapping, rope.num_kv_heads)
 
     def argmax(self, out: Tensor, logits: Tensor) -> None:
@@ -95,7 +93,7 @@ def embed(out: Tensor, table: Tensor, token_ids: Tensor) -> None:
     out.copy_(table[token_ids])
 
 
-def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: Tensor) -> None:
     """out [T, hidden] = RMSNorm(x) * weight (Zhang and Sennrich 2019, eq. 4)."""
     out.copy_(_normalised(x, eps) * weight)
 
@@ -106,34 +104,26 @@ def silu_mul(out: Tensor, gate_up: Tensor) -> None:
     out.copy_(torch.nn.functional.silu(gate) * up)
 
 
-def rotate(
-    heads: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, num_kv_heads: int
-) -> None:
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, num_kv_heads: int) -> None:
     """Rotate q and k of heads [T, heads + 2 kv_heads, dim] in place (Su et al. 2021, eq. 34)."""
     num_rotated = heads.shape[1] - num_kv_heads
     heads[:, :num_rotated] = _rotated(heads[:, :num_rotated], cos, sin, positions)
 
 
-def rotate_normed(
-    heads: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    num_kv_heads: int,
-    q_norm: Tensor,
-    k_norm: Tensor,
-    eps: float,
+def norm_heads(
+    heads: Tensor, q_norm: Tensor, k_norm: Tensor, num_kv_heads: int, eps: Tensor
 ) -> None:
-    """As `rotate`, after an RMS norm of each q and k head over its dim (Qwen3)."""
+    """RMS norm of each q and k head of heads [T, heads + 2 kv_heads, dim] over dim (Qwen3)."""
     num_rotated = heads.shape[1] - num_kv_heads
     num_heads = num_rotated - num_kv_heads
     q = _normalised(heads[:, :num_heads], eps) * q_norm
     k = _normalised(heads[:, num_heads:num_rotated], eps) * k_norm
-    heads[:, :num_rotated] = _rotated(torch.cat((q, k), dim=1), cos, sin, positions)
-
+    heads[:, :num_rotated] = torch.cat((q, k), dim=1)
 
 def write_kv(kv_cache: Tensor, heads: Tensor, slot_mapping: Tensor, num_kv_heads: int) -> None:
-    """Write k and v of heads [T, ..., dim] to the slots of kv_cache [blocks, 2, size, kv_heads, dim]."""
+    """Write k and v of heads [T, ..., dim] to the slots of kv_cache [blocks, 2, size, kv_heads,
+    dim].
+    """
     block, offset = slot_mapping // kv_cache.shape[2], slot_mapping % kv_cache.shape[2]
     k = heads[:, -2 * num_kv_heads : -num_kv_heads].to(kv_cache.dtype)
     v = heads[:, -num_kv_heads:].to(kv_cache.dtype)
@@ -149,13 +139,11 @@ def argmax(out: Tensor, logits: Tensor) -> None:
     out.copy_(torch.where(values == largest, index, logits.shape[-1]).amin(-1))
 
 
-def _normalised(x: Tensor, eps: float) -> Tensor:
+def _normalised(x: Tensor, eps: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
     cosine, sine = cos[positions][:, None], sin[positions][:, None]  # [T, 1, dim / 2]
     first, second = heads.chunk(2, dim=-1)
-    return torch.cat(
-        (first * cosine - second * sine, second * cosine + first * sine), dim=-1
-    )
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

