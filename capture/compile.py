@@ -1,24 +1,21 @@
 """Compiled pieces: small torch functions, compiled once, called as ops.
 
-Owns the use of torch.compile, its on-disk cache and the count of compile events. A piece writes
-into its out arguments and returns nothing. A dimension marked dynamic is compiled once for 2 rows
+Owns the use of torch.compile and the count of compile events. A piece writes into its out
+arguments and returns nothing. A dimension marked dynamic is compiled once for 2 rows
 or more and, where one row is used at all, once for one row, on which torch specialises.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal
 
 import torch
 
-from capture.cache import cache_dir, writable_dir
+from capture.inductor_cache import InductorCache, cache_hits
 from capture.ops import PythonOp
 
 MAX_DYNAMIC_ROWS = 1 << 24
@@ -46,7 +43,7 @@ class PieceCompiler:
         self.mode = mode
         self.events: list[CompileEvent] = []
         self._warm = False
-        self._cache = writable_dir(cache_dir() / "inductor") if mode == "inductor" else None
+        self._cache = InductorCache() if mode == "inductor" else None
 
     def piece(
         self, name: str, fn: Callable[..., None], *, dynamic_rows: Sequence[int] = ()
@@ -79,14 +76,14 @@ class PieceCompiler:
     def finish_warmup(self) -> None:
         self._warm = True
 
-    def _backend(self, name: str, cache: Path) -> Callable[..., Any]:
+    def _backend(self, name: str, cache: InductorCache) -> Callable[..., Any]:
         inductor = torch._dynamo.lookup_backend("inductor")
 
         def compile_and_count(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-            start, hits = time.perf_counter(), _cache_hits()
-            with _inductor_cache(cache):
+            start, hits = time.perf_counter(), cache_hits()
+            with cache.use():
                 compiled = inductor(module, inputs)
-            seconds, hit = time.perf_counter() - start, _cache_hits() > hits
+            seconds, hit = time.perf_counter() - start, cache_hits() > hits
             self.events.append(CompileEvent(name, seconds, self._warm, hit))
             return compiled
 
@@ -95,28 +92,6 @@ class PieceCompiler:
 
 def _compile(fn: Callable[..., None], backend: Callable[..., Any]) -> Callable[..., None]:
     return torch.compile(_own_copy(fn), backend=backend, fullgraph=True, dynamic=False)
-
-
-def _cache_hits() -> int:
-    counters = torch._dynamo.utils.counters
-    return int(
-        counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    )
-
-
-@contextmanager
-def _inductor_cache(directory: Path) -> Iterator[None]:
-    """Point inductor at `directory`: it reads the variable at each use, torch sets it on import."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    before = os.environ.get(name)
-    os.environ[name] = str(directory)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _own_copy(fn: Callable[..., None]) -> Callable[..., None]:
