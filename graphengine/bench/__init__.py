@@ -1,0 +1,1 @@
+"""Paired measurements of one engine with speculation off and on, and of a peer beside it."""

@@ -1,0 +1,97 @@
+"""What a number was measured with: machine, versions, command, engine.
+
+Owns the description that goes with every committed result. Reads /proc where there is one; a figure
+that cannot be read is null.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphengine.engine import Engine
+
+_DISTRIBUTIONS = ("graphengine", "torch", "transformers", "tokenizers", "numpy", "gguf")
+
+
+def describe(command: list[str]) -> dict[str, Any]:
+    """Machine, versions and command, ready for JSON."""
+    return {
+        "command": command,
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "ram_bytes": ram_bytes(),
+            "system": platform.platform(),
+            "load_average": list(os.getloadavg()),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in _DISTRIBUTIONS},
+        },
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("OMP_", "GOMP_", "KMP_", "GRAPHENGINE_"))
+        },
+    }
+
+
+def describe_engine(engine: Engine) -> dict[str, Any]:
+    """Configuration that the numbers depend on, and the seconds of each start-up phase."""
+    resolved = engine.resolved
+    return {
+        "architecture": resolved.model.architecture,
+        "dtype": str(resolved.dtype).removeprefix("torch."),
+        "numerics": engine.config.numerics,
+        "graph": engine.runner.manager.kind,
+        "compile": engine.config.capture.compile,
+        "max_num_seqs": resolved.sizes.max_num_seqs,
+        "max_model_len": resolved.sizes.max_model_len,
+        "draft_lengths": list(resolved.table.draft_lengths),
+        "num_cells": len(resolved.table),
+        "start_seconds": dict(engine.start_times.seconds),
+    }
+
+
+def command_line() -> list[str]:
+    """How this process was started, without the folder of the program."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def cpu_model() -> str | None:
+    """The processor's own name."""
+    return _proc_field("cpuinfo", "model name") or platform.processor() or None
+
+
+def ram_bytes() -> int | None:
+    """Memory of the machine in bytes."""
+    field = _proc_field("meminfo", "MemTotal")
+    return int(field.split()[0]) * 1024 if field else None
+
+
+def _proc_field(file: str, name: str) -> str | None:
+    path = Path("/proc") / file
+    if not path.is_file():
+        return None
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def version(name: str) -> str | None:
+    """Version of an installed distribution; None where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,104 @@
+"""One measured run: a batch of requests through an engine, and its decode rate.
+
+Owns the definition of decode tokens a second: the clock starts when the last request of the batch
+has its first token, which leaves every prefill out, and stops with the last token of all; only
+tokens emitted in between count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from graphengine.engine import Engine
+from graphengine.outputs import Origin, RequestOutput
+from graphengine.sampling.params import SamplingParams
+
+
+@dataclass(slots=True)
+class DecodeTimer:
+    """Collects the outputs of a batch as they come."""
+
+    num_reqs: int
+    # (seconds, tokens) of every step that emitted, in order
+    _steps: list[tuple[float, int]] = field(default_factory=list)
+    _started: set[str] = field(default_factory=set)
+    _start_index: int | None = None
+
+    def add(self, outputs: Sequence[RequestOutput], now: float) -> None:
+        """The outputs of one engine step that ended at `now`."""
+        num_tokens = sum(output.num_new_tokens for output in outputs)
+        if num_tokens == 0:
+            return
+        self._started.update(output.request_id for output in outputs)
+        self._steps.append((now, num_tokens))
+        if self._start_index is None and len(self._started) == self.num_reqs:
+            self._start_index = len(self._steps) - 1
+
+    @property
+    def window(self) -> tuple[float, int]:
+        """Seconds and tokens of the decode window; (0.0, 0) where one step emitted everything."""
+        if self._start_index is None:
+            return 0.0, 0
+        inside = self._steps[self._start_index + 1 :]
+        if not inside:
+            return 0.0, 0
+        return inside[-1][0] - self._steps[self._start_index][0], sum(count for _, count in inside)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchRun:
+    """What a batch gave, requests in order."""
+
+    token_ids: list[list[int]]
+    token_origins: list[list[Origin]]
+    decode_seconds: float
+    decode_tokens: int
+    num_steps: int  # summed over requests
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+    @property
+    def rate(self) -> float:
+        """Decode tokens a second; 0.0 where the window is empty."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.token_ids))
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; 0.0 where nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per request and verify step, bonus included."""
+        return self.num_tokens / self.num_steps if self.num_steps else 0.0
+
+
+def run_batch(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> BatchRun:
+    """Run the prompts to their ends; nothing else may be in the engine."""
+    assert not engine.has_unfinished_requests(), "a measured engine must have no other requests"
+    request_ids = [f"bench-{index}" for index in range(len(prompts))]
+    for request_id, prompt in zip(request_ids, prompts, strict=True):
+        engine.add_request(request_id, prompt, params)
+    timer = DecodeTimer(len(prompts))
+    last: dict[str, RequestOutput] = {}
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        timer.add(outputs, time.perf_counter())
+        last.update((output.request_id, output) for output in outputs if output.finished)
+    done = [last[request_id] for request_id in request_ids]
+    seconds, num_tokens = timer.window
+    return BatchRun(
+        token_ids=[output.outputs[0].token_ids for output in done],
+        token_origins=[output.outputs[0].token_origins for output in done],
+        decode_seconds=seconds,
+        decode_tokens=num_tokens,
+        num_steps=sum(output.metrics.num_steps for output in done),
+        num_draft_tokens=sum(output.metrics.num_draft_tokens for output in done),
+        num_accepted_tokens=sum(output.metrics.num_accepted_tokens for output in done),
+    )

@@ -1,0 +1,113 @@
+"""Step times: what one captured step costs, plain and verifying, at a given context.
+
+Owns the timing of single replays. The step is timed as the engine runs it (inputs written,
+attention planned, cell replayed) but nothing is committed, so that it can be repeated on the same
+state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphengine.engine import Engine
+from graphengine.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Median seconds of a step of `batch_size` requests with `k` drafts each."""
+
+    batch_size: int
+    k: int
+    context: int  # tokens before the step, each request
+    seconds: float
+    num_replays: int
+
+
+def step_times(
+    engine: Engine,
+    *,
+    batch_size: int,
+    draft_lengths: Sequence[int],
+    context: int,
+    num_replays: int,
+) -> list[StepTime]:
+    """Time a step at each draft length, taking turns replay by replay.
+
+    Args:
+        engine: idle.
+        batch_size: requests in the step, at most `max_num_seqs`.
+        draft_lengths: each at most `max_draft_tokens`; 0 is the plain step.
+        context: prompt tokens of each request, at most `max_model_len - max(draft_lengths) - 2`.
+        num_replays: timed replays of each.
+
+    Raises:
+        ValueError: the context does not fit.
+    """
+    assert not engine.has_unfinished_requests(), "a measured engine must have no other requests"
+    longest = max(draft_lengths)
+    room = engine.resolved.sizes.max_model_len - longest - 2
+    if context > room:
+        raise ValueError(f"a context of {context} tokens does not fit: at most {room} do")
+    request_ids = [f"steps-{index}" for index in range(batch_size)]
+    params = SamplingParams(max_tokens=longest + 2, ignore_eos=True)
+    vocab_size = engine.resolved.model.vocab_size
+    for index, request_id in enumerate(request_ids):
+        engine.add_request(request_id, _prompt(context, index, vocab_size), params)
+    try:
+        rows = _decode_rows(engine, batch_size)
+        seconds = _time(engine, rows, draft_lengths, num_replays)
+    finally:
+        for request_id in request_ids:
+            engine.abort(request_id)
+        engine.step()  # hands out the aborted outputs
+    return [
+        StepTime(
+            batch_size=batch_size,
+            k=k,
+            context=context,
+            seconds=float(np.median(seconds[k])),
+            num_replays=num_replays,
+        )
+        for k in draft_lengths
+    ]
+
+
+def _prompt(num_tokens: int, index: int, vocab_size: int) -> list[int]:
+    generator = np.random.default_rng(index)
+    return [int(token) for token in generator.integers(0, vocab_size, size=num_tokens)]
+
+
+def _decode_rows(engine: Engine, batch_size: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """Step until every request is decode-ready; their state rows."""
+    while True:
+        running = engine.scheduler.running
+        if len(running) == batch_size and all(request.is_decode_ready for request in running):
+            rows = [request.row for request in running]
+            assert None not in rows, "a running request has a row"
+            return np.array(rows, dtype=np.intp)
+        engine.step()
+        assert engine.has_unfinished_requests(), "the requests ended before they could be timed"
+
+
+def _time(
+    engine: Engine,
+    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+    draft_lengths: Sequence[int],
+    num_replays: int,
+) -> dict[int, list[float]]:
+    runner = engine.runner
+    drafts = {k: np.zeros((len(rows), k), dtype=np.int32) for k in draft_lengths}
+    lengths = {k: np.full(len(rows), k, dtype=np.int32) for k in draft_lengths}
+    seconds: dict[int, list[float]] = {k: [] for k in draft_lengths}
+    for turn in range(num_replays + 1):
+        for k in draft_lengths:
+            start = time.perf_counter()
+            runner.verify(rows, drafts[k], lengths[k])
+            if turn > 0:  # the first is a warm-up
+                seconds[k].append(time.perf_counter() - start)
+    return seconds

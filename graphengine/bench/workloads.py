@@ -1,0 +1,84 @@
+"""Prompt lists: what is measured.
+
+Owns the JSON format: `{"workload": [{"id", "kind", "chat", "text"}, ...]}`, or one such list, whose
+entries are grouped by kind. Knows nothing of engines but their tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphengine.models.tokenizer import Tokenizer
+
+_FIELDS = {"id": str, "kind": str, "chat": bool, "text": str}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One entry of a list. `chat`: `text` is a user's message, else the start of a document."""
+
+    id: str
+    kind: str
+    chat: bool
+    text: str
+
+
+Workloads = Mapping[str, Sequence[Prompt]]
+
+
+def load_workloads(path: Path) -> dict[str, list[Prompt]]:
+    """Workload name -> its prompts, in the order of the file.
+
+    Raises:
+        ValueError: the file cannot be read, is not JSON, or is not a prompt list.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"prompts {path}: cannot be read ({error.strerror})") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"prompts {path}: not valid JSON ({error})") from error
+    lists = data if isinstance(data, dict) else {None: data}
+    found: dict[str, list[Prompt]] = {}
+    for name, entries in lists.items():
+        if not isinstance(entries, list) or not entries:
+            raise ValueError(f"prompts {path}: expected a non-empty list of prompts")
+        for entry in entries:
+            prompt = _prompt(path, entry)
+            found.setdefault(name if name is not None else prompt.kind, []).append(prompt)
+    return found
+
+
+def _prompt(path: Path, entry: Any) -> Prompt:
+    if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
+        raise ValueError(f"prompts {path}: an entry must have exactly {', '.join(_FIELDS)}")
+    for name, kind in _FIELDS.items():
+        if not isinstance(entry[name], kind) or entry[name] == "":
+            raise ValueError(
+                f"prompts {path}: entry {entry['id']!r}: {name}={entry[name]!r} is not a "
+                f"{'non-empty string' if kind is str else 'true or false'}"
+            )
+    return Prompt(**entry)
+
+
+def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt.
+
+    Raises:
+        ValueError: no tokenizer, or a chat prompt for a tokenizer without a chat template.
+    """
+    if tokenizer is None:
+        raise ValueError("the checkpoint has no tokenizer, so it cannot read prompts")
+    if prompt.chat:
+        return tokenizer.apply_chat_template([{"role": "user", "content": prompt.text}])
+    return tokenizer.encode(prompt.text)
+
+
+def batches(prompts: Sequence[Prompt], batch_size: int) -> list[list[Prompt]]:
+    """Full batches in order; the last one is filled up from the front."""
+    starts = range(0, len(prompts), batch_size)
+    return [[prompts[(s + i) % len(prompts)] for i in range(batch_size)] for s in starts]

@@ -1,0 +1,5 @@
+"""The `graphengine` command."""
+
+from graphengine.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,229 @@
+"""`graphengine bench`: speculation off against on, in pairs; step times; a peer beside it.
+
+Owns the flags and the order of the parts. What is measured and how is `graphengine.bench`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import Progress
+
+from capture.shapes import DEFAULT_DRAFT_LENGTHS
+from graphengine.bench import environment, report
+from graphengine.bench.pairs import Pair, PairPlan, PairRunner
+from graphengine.bench.peer import Peer, PeerRound, run_rounds
+from graphengine.bench.steps import StepTime, step_times
+from graphengine.bench.workloads import Prompt, batches, encode, load_workloads
+from graphengine.cli.console import note, stderr, stdout
+from graphengine.cli.options import EngineOptions, Model, command, open_engine
+from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.demo import PROMPTS_FILE
+from graphengine.engine import Engine
+from graphengine.models.locate import DEMO_MODEL
+
+_SHORT, _LONG = 100, 2000  # tokens of context of the step times
+_PEER_TOKENS = 64
+
+
+@command
+def bench(
+    *,
+    model: Model = DEMO_MODEL,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option("--prompts", help="JSON prompt list; may be repeated. Default: the demo's."),
+    ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option("--workload", help="Only this workload; may be repeated."),
+    ] = None,
+    batch: Annotated[
+        str, typer.Option("--batch", help="Batch sizes, comma-separated.", metavar="N,...")
+    ] = "1",
+    k: Annotated[
+        str | None,
+        typer.Option(
+            "--k",
+            help="Draft lengths, comma-separated. Default: that of --speculate.",
+            metavar="K,...",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Pairs of each batch.", min=1)] = 3,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=2)] = 128,
+    replays: Annotated[
+        int, typer.Option(help="Replays of each step time; 0: no step times.", min=0)
+    ] = 30,
+    against: Annotated[
+        str | None, typer.Option(help="Also compare plain decoding with: transformers.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything measured to this file.")
+    ] = None,
+    options: EngineOptions,
+) -> None:
+    """Measure decode tokens/s with speculation off and on, interleaved in one process."""
+    workloads = _select(prompts or [PROMPTS_FILE], workload)
+    sizes = parse_numbers("--batch", batch, minimum=1)
+    config, lengths = bench_config(options.config(), k, max(sizes))
+    if json_file is not None and not json_file.resolve().parent.is_dir():
+        raise ValueError(f"--json {json_file}: the folder does not exist")
+    engine = open_engine(model, config)
+    plan = PairPlan(
+        workloads=workloads,
+        batch_sizes=sizes,
+        draft_lengths=lengths,
+        rounds=rounds,
+        max_tokens=max_tokens,
+    )
+    console = stdout()
+    measured = Measured(pairs=[], steps=[], rounds=[])
+    try:
+        measured.pairs.extend(_pairs(engine, plan))
+        console.print(report.pair_table(report.summarise(measured.pairs)))
+        if replays:
+            measured.steps.extend(_steps(engine, sizes, lengths, replays))
+            console.print(report.step_table(measured.steps))
+        if against is not None:
+            measured.rounds.extend(_against(engine, against, model, plan))
+            console.print(report.peer_table(measured.rounds))
+        about = {
+            **environment.describe(environment.command_line()),
+            "engine": environment.describe_engine(engine),
+        }
+    finally:
+        engine.close()
+    if json_file is not None:
+        data = {**about, **report.as_json(measured.pairs, measured.steps, measured.rounds)}
+        json_file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        note(f"written: {json_file}")
+    _check_identical(measured.pairs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Everything that a run of `bench` measured, so far."""
+
+    pairs: list[Pair]
+    steps: list[StepTime]
+    rounds: list[PeerRound]
+
+
+def bench_config(
+    config: EngineConfig, lengths: str | None, max_batch: int
+) -> tuple[EngineConfig, list[int]]:
+    """The engine for the draft lengths asked for, and these lengths.
+
+    Every length is a cell of its own; prefix caching is off, since it would favour the second side
+    of a pair.
+
+    Raises:
+        ValueError: speculation is off, or a length or batch size does not fit.
+    """
+    speculative = config.speculative or SpeculativeConfig("ngram")
+    numbers = [speculative.max_draft_tokens]
+    if lengths is not None:
+        numbers = parse_numbers("--k", lengths, minimum=1)
+    if max_batch > config.max_num_seqs:
+        raise ValueError(
+            f"--batch {max_batch} is above --max-num-seqs {config.max_num_seqs}; raise the latter"
+        )
+    longest = max(numbers)
+    ladder = config.capture.draft_lengths or DEFAULT_DRAFT_LENGTHS
+    ladder = tuple(sorted({0, *numbers, *(length for length in ladder if length <= longest)}))
+    return (
+        replace(
+            config,
+            speculative=SpeculativeConfig(
+                speculative.method,
+                model=speculative.model,
+                max_draft_tokens=longest,
+                **speculative.options,  # type: ignore[arg-type]
+            ),
+            capture=replace(config.capture, draft_lengths=ladder),
+            cache=replace(config.cache, enable_prefix_caching=False),
+        ),
+        numbers,
+    )
+
+
+def parse_numbers(flag: str, text: str, *, minimum: int) -> list[int]:
+    """`1,2,8` as integers, ascending, without repeats.
+
+    Raises:
+        ValueError: naming the flag.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= minimum for part in parts):
+        raise ValueError(f"{flag} {text!r}: expected integers >= {minimum} with commas between")
+    return sorted({int(part) for part in parts})
+
+
+def _select(files: Sequence[Path], names: list[str] | None) -> dict[str, list[Prompt]]:
+    found: dict[str, list[Prompt]] = {}
+    for file in files:
+        for name, prompts in load_workloads(file).items():
+            found.setdefault(name, []).extend(prompts)
+    for name in names or []:
+        if name not in found:
+            raise ValueError(f"--workload {name}: the prompt lists have {', '.join(found)}")
+    return {name: found[name] for name in names} if names else found
+
+
+def _pairs(engine: Engine, plan: PairPlan) -> list[Pair]:
+    runner = PairRunner(engine, max_tokens=plan.max_tokens)
+    first = next(iter(plan.workloads.values()))[0]
+    runner.warm_up(encode(engine.tokenizer, first))
+    console = stderr()
+    if not console.is_terminal:
+        note(f"measuring {plan.num_pairs} pairs")
+        return runner.run_plan(plan)
+    with Progress(console=console, transient=True) as bars:
+        task = bars.add_task("measuring pairs", total=plan.num_pairs)
+        return runner.run_plan(plan, lambda: bars.advance(task))
+
+
+def _steps(
+    engine: Engine, sizes: Sequence[int], lengths: Sequence[int], replays: int
+) -> list[StepTime]:
+    note("measuring step times")
+    draft_lengths = sorted({0, *engine.resolved.table.draft_lengths, *lengths})
+    room = engine.resolved.sizes.max_model_len - max(draft_lengths) - 2
+    contexts = sorted({min(_SHORT, room), min(_LONG, room)})
+    return [
+        step
+        for size in sizes
+        for context in contexts
+        for step in step_times(
+            engine,
+            batch_size=size,
+            draft_lengths=draft_lengths,
+            context=context,
+            num_replays=replays,
+        )
+    ]
+
+
+def _against(engine: Engine, peer_name: str, model: str, plan: PairPlan) -> list[PeerRound]:
+    first = next(iter(plan.workloads.values()))
+    batch_list = [
+        [encode(engine.tokenizer, prompt) for prompt in batches(first, size)[0]]
+        for size in plan.batch_sizes
+    ]
+    dtype = str(engine.resolved.dtype).removeprefix("torch.")
+    note(f"starting {peer_name}")
+    with Peer.start(peer_name, model, dtype=dtype, num_threads=torch.get_num_threads()) as peer:
+        return run_rounds(engine, peer, batch_list, rounds=plan.rounds, num_tokens=_PEER_TOKENS)
+
+
+def _check_identical(pairs: Sequence[Pair]) -> None:
+    differing = [pair for pair in pairs if pair.difference is not None]
+    if differing:
+        note(f"{len(differing)} of {len(pairs)} pairs differ, the first: {differing[0].difference}")
+        raise typer.Exit(1)

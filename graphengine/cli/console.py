@@ -1,0 +1,102 @@
+"""The terminal: consoles, start-up progress, Ctrl-C between steps.
+
+Owns what is written where: answers and tables on stdout, everything about them on stderr. Colour
+and bars only on a terminal, as `NO_COLOR` and rich decide. Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+_PHASES = {"weights": "loading weights", "capture": "capturing cells"}
+PIPED_WIDTH = 120  # of tables that go into a file or a pipe
+
+
+def stdout() -> Console:
+    """Console for answers and tables."""
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    return Console(highlight=False, width=width)
+
+
+def stderr() -> Console:
+    """Console for everything else."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """One plain line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def one_line(error: object) -> str:
+    """An error's message without its line breaks."""
+    return " ".join(str(error).split())
+
+
+def has_colour(console: Console) -> bool:
+    """Whether coloured text may be written to it."""
+    return console.is_terminal and not console.no_color and not console.is_dumb_terminal
+
+
+class StartProgress:
+    """Progress of the start: bars on a terminal, one line a finished phase elsewhere."""
+
+    def __init__(self, bars: Progress | None) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+        self._started: dict[str, float] = {}
+
+    def __call__(self, phase: str, done: int, total: int, what: str) -> None:
+        """See `StartProgress` of the engine's start-up: `done` of `total`, now at `what`."""
+        name = _PHASES.get(phase, phase)
+        self._started.setdefault(phase, time.perf_counter())
+        if self._bars is not None:
+            if phase not in self._tasks:
+                self._tasks[phase] = self._bars.add_task(name, total=total)
+            self._bars.update(self._tasks[phase], completed=done)
+        elif done == total:
+            seconds = time.perf_counter() - self._started[phase]
+            note(f"{name}: {total} of {total} ({seconds:.1f} s)")
+
+
+@contextmanager
+def start_progress() -> Iterator[StartProgress]:
+    """What to hand to an engine as `progress`; bars vanish when the start is over."""
+    console = stderr()
+    if not console.is_terminal:
+        yield StartProgress(None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        yield StartProgress(bars)
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt  # pressed twice: do not wait for the step
+        self.requested = True
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Interrupt]:
+    """Ctrl-C sets a flag, so that an engine step is never cut in half; a second one raises."""
+    interrupt = Interrupt()
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,104 @@
+"""`graphengine generate`: one prompt in, its answer streamed to stdout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphengine.cli import drafts
+from graphengine.cli.answer import Answer
+from graphengine.cli.console import has_colour, note, stdout
+from graphengine.cli.options import EngineOptions, Model, command, open_engine
+from graphengine.engine import Engine
+from graphengine.models.locate import DEMO_MODEL
+from graphengine.sampling.params import SamplingParams
+
+
+@command
+def generate(
+    *,
+    model: Model = DEMO_MODEL,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - or nothing: read it from stdin.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Put the prompt into the chat template, or continue it as it is. "
+            "Default: chat where the model has a template.",
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
+    show_drafts: Annotated[
+        bool,
+        typer.Option("--show-drafts", help="Colour tokens by where they came from."),
+    ] = False,
+    stats: Annotated[bool, typer.Option(help="Print a line of figures on stderr.")] = True,
+    options: EngineOptions,
+) -> None:
+    """Answer a prompt, streaming the text to stdout."""
+    params = SamplingParams(max_tokens=max_tokens)
+    text = read_prompt(prompt, file)
+    engine = open_engine(model, options.config())
+    try:
+        colour = show_drafts and has_colour(stdout())
+        if show_drafts:
+            note(drafts.legend(colour=colour))
+        answer = Answer(engine, colour_drafts=colour)
+        output = answer.stream(encode(engine, text, chat), params)
+        if stats:
+            note(answer.figures(output))
+    finally:
+        engine.close()
+    if answer.interrupted:
+        raise typer.Exit(130)
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from wherever it was given.
+
+    Raises:
+        ValueError: given twice, not at all, unreadable or empty.
+    """
+    if file is not None:
+        if prompt is not None:
+            raise ValueError("the prompt is given twice: as an argument and by --file; drop one")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"--file {file}: cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--file {file}: not UTF-8 text ({error.reason})") from error
+    elif prompt is not None and prompt != "-":
+        text = prompt
+    elif prompt is None and sys.stdin.isatty():
+        raise ValueError("no prompt: give it as an argument, by --file FILE, or on stdin")
+    else:
+        text = sys.stdin.read()
+    # The line break at the end of a file or of echo's output is not part of the prompt.
+    text = text.removesuffix("\n")
+    if not text.strip():
+        raise ValueError("the prompt is empty")
+    return text
+
+
+def encode(engine: Engine, text: str, chat: bool | None) -> list[int]:
+    """Token ids of a prompt, in the chat template or raw; None: chat where there is a template.
+
+    Raises:
+        ValueError: no tokenizer, or --chat without a template.
+    """
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        raise ValueError("the checkpoint has no tokenizer, so it cannot read a text prompt")
+    if chat is False or (chat is None and not tokenizer.has_chat_template):
+        return tokenizer.encode(text)
+    return tokenizer.apply_chat_template([{"role": "user", "content": text}])

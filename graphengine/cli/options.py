@@ -1,0 +1,175 @@
+"""Options that commands share, and the engine that they describe.
+
+Owns the flags and their panels. A command takes one `EngineOptions`; the `command` decorator
+spreads its fields over the command line. Values are checked by the library, whose messages the
+user sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast, get_type_hints
+
+import typer
+
+from capture.config import CaptureConfig, CompileMode, GraphKind
+from graphengine.cli.console import start_progress
+from graphengine.config import CacheConfig, EngineConfig, Numerics, SpeculativeConfig
+from graphengine.engine import Engine
+from graphengine.models.locate import DEMO_MODEL
+
+_ENGINE, _CAPTURE, _CACHE = "Engine", "Capture", "KV cache"
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help=f"A Hugging Face directory, a .gguf file, or {DEMO_MODEL}.", show_default=True
+    ),
+]
+
+
+def _option(panel: str, flag: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(flag, help=help, metavar=metavar, rich_help_panel=panel)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """Flags of an engine; the field defaults are those of the library."""
+
+    speculate: Annotated[
+        str | None,
+        _option(
+            "Speculation",
+            "--speculate",
+            "off, ngram, or ngram:K for at most K drafts a step. "
+            "Default: what GRAPHENGINE_SPECULATE says, else off.",
+            "METHOD[:K]",
+        ),
+    ] = None
+    dtype: Annotated[str, _option(_ENGINE, "--dtype", "auto, bfloat16 or float32.")] = "auto"
+    device: Annotated[str, _option(_ENGINE, "--device", "auto or cpu.")] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        _option(_ENGINE, "--max-model-len", "Context limit, prompt and output together.", "TOKENS"),
+    ] = None
+    max_num_seqs: Annotated[
+        int, _option(_ENGINE, "--max-num-seqs", "Requests that run at once.", "N")
+    ] = 16
+    max_num_batched_tokens: Annotated[
+        int | None, _option(_ENGINE, "--max-num-batched-tokens", "Rows a step.", "N")
+    ] = None
+    numerics: Annotated[
+        str,
+        _option(
+            _ENGINE,
+            "--numerics",
+            "invariant: a row's bits depend on nothing that shares its step; fast: not checked.",
+        ),
+    ] = "invariant"
+    capture_config: Annotated[
+        Path | None,
+        _option(_CAPTURE, "--capture-config", "TOML file of a capture configuration.", "FILE.toml"),
+    ] = None
+    graph: Annotated[
+        str | None,
+        _option(_CAPTURE, "--graph", "auto, tape, compiled or eager; wins over the file."),
+    ] = None
+    compile: Annotated[
+        str | None,
+        _option(_CAPTURE, "--compile", "auto, native, inductor or off; wins over the file."),
+    ] = None
+    lazy: Annotated[
+        bool, _option(_CAPTURE, "--lazy-capture", "Capture a cell on its first use.")
+    ] = False
+    block_size: Annotated[int, _option(_CACHE, "--block-size", "Tokens a block.", "N")] = 16
+    num_blocks: Annotated[
+        int | None,
+        _option(_CACHE, "--num-blocks", "Blocks, the null block included.", "N"),
+    ] = None
+    kv_bytes: Annotated[
+        int, _option(_CACHE, "--kv-bytes", "Size of the cache without --num-blocks.", "BYTES")
+    ] = 1 << 30
+    no_prefix_caching: Annotated[
+        bool, _option(_CACHE, "--no-prefix-caching", "Compute every prompt anew.")
+    ] = False
+    no_chunked_prefill: Annotated[
+        bool, _option(_CACHE, "--no-chunked-prefill", "Run every prompt in one step.")
+    ] = False
+
+    def config(self) -> EngineConfig:
+        """The configuration that the flags mean.
+
+        Raises:
+            ValueError: a flag has a value that is not allowed.
+        """
+        return EngineConfig(
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            numerics=cast(Numerics, self.numerics),
+            speculative=SpeculativeConfig.resolve(self.speculate),
+            capture=self._capture(),
+            cache=CacheConfig(
+                block_size=self.block_size,
+                num_blocks=self.num_blocks,
+                max_bytes=self.kv_bytes,
+                enable_prefix_caching=not self.no_prefix_caching,
+                enable_chunked_prefill=not self.no_chunked_prefill,
+            ),
+        )
+
+    def _capture(self) -> CaptureConfig:
+        file = self.capture_config
+        config = CaptureConfig() if file is None else CaptureConfig.from_toml(file)
+        if self.graph is not None:
+            config = dataclasses.replace(config, graph=cast(GraphKind, self.graph))
+        if self.compile is not None:
+            config = dataclasses.replace(config, compile=cast(CompileMode, self.compile))
+        return dataclasses.replace(config, lazy=True) if self.lazy else config
+
+
+def open_engine(model: str, config: EngineConfig) -> Engine:
+    """Load and capture, with progress on stderr.
+
+    Raises:
+        ValueError: the model or the configuration is refused.
+    """
+    with start_progress() as progress:
+        return Engine(model, config, progress=progress)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Spread the `options: EngineOptions` parameter of a command over its command line."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name != "options"
+    ]
+    shared = get_type_hints(EngineOptions, include_extras=True)
+    fields = dataclasses.fields(EngineOptions)
+    for field in fields:
+        parameters.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=shared[field.name],
+            )
+        )
+
+    def spread(**values: Any) -> None:
+        options = EngineOptions(**{field.name: values.pop(field.name) for field in fields})
+        function(options=options, **values)
+
+    spread.__name__ = function.__name__
+    spread.__doc__ = function.__doc__
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return spread

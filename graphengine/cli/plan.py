@@ -1,0 +1,146 @@
+"""`graphengine capture-plan` and `graphengine proposers`: what would be captured, what could draft.
+
+Owns two dry listings. Reads a checkpoint's headers and the registry; loads no weight, allocates no
+buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from capture.buffers import StaticBuffers
+from capture.manager import resolve_graph_kind
+from capture.shapes import ShapeKey
+from graphengine.cli.console import stdout
+from graphengine.cli.options import EngineOptions, Model, command
+from graphengine.kv.cache import block_bytes
+from graphengine.model_runner import make_buffers
+from graphengine.models.decoder import DecoderWeights
+from graphengine.models.loader import open_model
+from graphengine.models.locate import DEMO_MODEL
+from graphengine.resolve import ResolvedConfig, resolve
+from proposers import registry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedBytes:
+    """Estimated bytes of an engine, by part."""
+
+    buffers: dict[str, int]  # by buffer
+    cells: dict[ShapeKey, int]  # of a cell's views; the cells share the buffers
+    kv: int
+    weights: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.buffers.values()) + self.kv + self.weights
+
+
+def plan_bytes(resolved: ResolvedConfig) -> PlannedBytes:
+    """Sizes as the runner would allocate them, without allocating."""
+    with FakeTensorMode():
+        buffers = make_buffers(resolved)
+        sizes = {name: buffers.whole(name).nbytes for name in buffers.specs}
+        cells = {key: _view_bytes(buffers, key) for key in resolved.table}
+    model, dtype = resolved.model, resolved.dtype
+    block = block_bytes(model, dtype, resolved.sizes.block_size)
+    weights = DecoderWeights.allocate(model, dtype, torch.device("meta"))
+    return PlannedBytes(
+        buffers=sizes, cells=cells, kv=resolved.num_blocks * block, weights=weights.num_bytes
+    )
+
+
+def _view_bytes(buffers: StaticBuffers, key: ShapeKey) -> int:
+    return sum(view.nbytes for view in buffers.cell(key).values())
+
+
+@command
+def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
+    """Print the table of shapes that would be captured, with estimated bytes. Loads no weights."""
+    config = options.config()
+    opened = open_model(model)
+    resolved = resolve(opened.config, config)
+    kind = resolve_graph_kind(config.capture, torch.device("cpu"))
+    planned = plan_bytes(resolved)
+    console = stdout()
+    console.print(_cell_table(planned))
+    console.print(_buffer_table(planned, resolved))
+    sizes = resolved.sizes
+    dtype = str(resolved.dtype).removeprefix("torch.")
+    when = "on first use" if config.capture.lazy else "at start"
+    console.print(
+        f"{len(resolved.table)} cells, graph kind {kind}, captured {when}; "
+        f"max_num_seqs {sizes.max_num_seqs}, max_draft_tokens {sizes.max_draft_tokens}, "
+        f"max_model_len {sizes.max_model_len}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"static buffers {_size(sum(planned.buffers.values()))}, "
+        f"KV cache {_size(planned.kv)} "
+        f"({resolved.num_blocks} blocks of {sizes.block_size} tokens), "
+        f"weights {_size(planned.weights)} ({dtype}), together {_size(planned.total)}",
+        soft_wrap=True,
+    )
+
+
+def _cell_table(planned: PlannedBytes) -> Table:
+    table = Table(title="cells, in the order of capture")
+    for name in ("cell", "num_reqs", "k", "rows", "bytes of its views"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for key, num_bytes in planned.cells.items():
+        row = (str(key), str(key.num_reqs), str(key.query_len - 1), str(key.num_tokens))
+        table.add_row(*row, f"{num_bytes:,}")
+    return table
+
+
+def _buffer_table(planned: PlannedBytes, resolved: ResolvedConfig) -> Table:
+    with FakeTensorMode():
+        specs = make_buffers(resolved).specs
+    table = Table(title="static buffers, shared by all cells")
+    for name in ("buffer", "written by", "shape", "dtype", "bytes"):
+        table.add_column(name, justify="right" if name == "bytes" else "left", no_wrap=True)
+    writers = {"input": "host", "scratch": "step", "output": "step, read by host"}
+    for name, spec in specs.items():
+        shape = f"[{', '.join(map(str, spec.shape))}]"
+        dtype = str(spec.dtype).removeprefix("torch.")
+        table.add_row(name, writers[spec.role], shape, dtype, f"{planned.buffers[name]:,}")
+    return table
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):,.1f} MiB"
+
+
+def proposers(
+    testing: Annotated[
+        bool, typer.Option("--testing", help="List the scripted ones for tests, too.")
+    ] = False,
+) -> None:
+    """Print the support matrix of draft sources."""
+    console = stdout()
+    table = Table(title="draft sources")
+    columns = ("name", "status", "runs on", "captured", "hidden states", "draft probs")
+    for name in columns:
+        table.add_column(name, no_wrap=name == "name")
+    table.add_column("what it is", ratio=1)
+    for info in registry.infos(testing=testing):
+        text = info.summary if not info.reason else f"{info.summary}. {_sentence(info.reason)}"
+        options = [f"{option.name}={option.default}" for option in info.options]
+        text += f" ({', '.join(options)})" if options else ""
+        flags = (info.graph_safe, info.needs_hidden_states, info.produces_probs)
+        table.add_row(info.name, info.status, info.kind, *map(_yes, flags), text)
+    console.print(table)
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
