@@ -37,6 +37,51 @@ class BufferSpec:
         return tuple(d if isinstance(d, int) else sizes[d] for d in self.shape)
 
 
+def garbage(dtype: torch.dtype, *, largest: bool = False) -> float | int:
+    """A value that shows where it is used: NaN or the smallest integer, infinity or the largest."""
+    if dtype.is_floating_point:
+        return float("inf") if largest else float("nan")
+    if dtype == torch.bool:
+        return largest
+    return torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
+
+
+def required_bytes(
+    specs: Iterable[BufferSpec],
+    *,
+    max_num_reqs: int,
+    max_num_tokens: int,
+    max_cell_tokens: int,
+    max_query_len: int,
+) -> int:
+    """Bytes that `StaticBuffers` of the same arguments will allocate. Allocates nothing."""
+    return sum(
+        spec.dtype.itemsize
+        * _num_elements(
+            spec,
+            max_num_reqs=max_num_reqs,
+            max_num_tokens=max_num_tokens,
+            max_cell_tokens=max_cell_tokens,
+            max_query_len=max_query_len,
+        )
+        for spec in specs
+    )
+
+
+def _num_elements(
+    spec: BufferSpec,
+    *,
+    max_num_reqs: int,
+    max_num_tokens: int,
+    max_cell_tokens: int,
+    max_query_len: int,
+) -> int:
+    num_tokens = max_cell_tokens if spec.cells_only else max(max_num_tokens, max_cell_tokens)
+    return math.prod(
+        spec.resolve(num_reqs=max_num_reqs, num_tokens=num_tokens, query_len=max_query_len)
+    )
+
+
 class StaticBuffers:
     """The storages behind all cells; views of them by shape.
 
@@ -58,19 +103,21 @@ class StaticBuffers:
         max_query_len: int,
         device: torch.device,
     ) -> None:
+        self.device = device
         self.specs: dict[str, BufferSpec] = {}
         self._storages: dict[str, torch.Tensor] = {}
         for spec in specs:
             assert spec.name not in self.specs, f"buffer {spec.name} declared twice"
-            num_tokens = (
-                max_cell_tokens if spec.cells_only else max(max_num_tokens, max_cell_tokens)
-            )
-            shape = spec.resolve(
-                num_reqs=max_num_reqs, num_tokens=num_tokens, query_len=max_query_len
+            size = _num_elements(
+                spec,
+                max_num_reqs=max_num_reqs,
+                max_num_tokens=max_num_tokens,
+                max_cell_tokens=max_cell_tokens,
+                max_query_len=max_query_len,
             )
             self.specs[spec.name] = spec
             self._storages[spec.name] = torch.full(
-                (math.prod(shape),), spec.fill, dtype=spec.dtype, device=device
+                (size,), spec.fill, dtype=spec.dtype, device=device
             )
 
     @property
@@ -100,20 +147,18 @@ class StaticBuffers:
         self, spec: BufferSpec, num_reqs: int, num_tokens: int, query_len: int
     ) -> torch.Tensor:
         shape = spec.resolve(num_reqs=num_reqs, num_tokens=num_tokens, query_len=query_len)
-        return self._storages[spec.name][: math.prod(shape)].view(shape)
+        storage, size = self._storages[spec.name], math.prod(shape)
+        assert size <= storage.numel(), f"{spec.name} {shape} is larger than its static buffer"
+        return storage[:size].view(shape)
 
     def addresses(self) -> Mapping[str, int]:
         return {name: storage.data_ptr() for name, storage in self._storages.items()}
 
-    def poison(self, roles: tuple[Role, ...]) -> None:
-        """Overwrite all storages of these roles: NaN in floats, the smallest value in integers."""
+    def poison(self, roles: tuple[Role, ...], *, largest: bool = False) -> None:
+        """Overwrite all storages of these roles with `garbage` of their dtype."""
         for name, spec in self.specs.items():
             if spec.role in roles:
-                storage = self._storages[name]
-                bad = (
-                    float("nan") if storage.is_floating_point() else torch.iinfo(storage.dtype).min
-                )
-                storage.fill_(bad)
+                self._storages[name].fill_(garbage(spec.dtype, largest=largest))
 
     def clear(self, roles: tuple[Role, ...]) -> None:
         """Overwrite all storages of these roles with their declared fill."""

@@ -26,34 +26,15 @@ _SYNCS = {
     torch.Tensor.numpy: "numpy()",
     torch.Tensor.cpu: "cpu()",
     torch.Tensor.__repr__: "printing a tensor",
+    torch.Tensor.__format__: "printing a tensor",
     torch.Tensor.__bool__: "a Python branch on a tensor",
     torch.Tensor.__int__: "int(tensor)",
     torch.Tensor.__float__: "float(tensor)",
     torch.Tensor.__index__: "a tensor used as an index",
     torch.Tensor.__array__: "numpy conversion",
+    torch.Tensor.__dlpack__: "dlpack conversion",
+    torch.Tensor.__reduce_ex__: "pickling a tensor",
 }
-
-# Ops that only rename storage; everything else computes and must sit inside an op.
-_VIEWS = frozenset(
-    {
-        torch.ops.aten.view.default,
-        torch.ops.aten._unsafe_view.default,
-        torch.ops.aten.slice.Tensor,
-        torch.ops.aten.select.int,
-        torch.ops.aten.as_strided.default,
-        torch.ops.aten.unsqueeze.default,
-        torch.ops.aten.squeeze.dim,
-        torch.ops.aten.expand.default,
-        torch.ops.aten.transpose.int,
-        torch.ops.aten.t.default,
-        torch.ops.aten.permute.default,
-        torch.ops.aten.detach.default,
-        torch.ops.aten.alias.default,
-        torch.ops.aten.split.Tensor,
-        torch.ops.aten.split_with_sizes.default,
-        torch.ops.aten.unbind.int,
-    }
-)
 
 
 class _NoSync(TorchFunctionMode):
@@ -78,14 +59,15 @@ class _NoCompute(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: torch._ops.OpOverload[..., Any],
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             raise CaptureError("host sync in a captured step: a tensor's value was read")
-        if func not in _VIEWS:
+        # Views only rename storage. lift_fresh, a view by its schema, is how new tensors appear.
+        if not func.is_view or func is torch.ops.aten.lift_fresh.default:
             raise CaptureError(
                 f"{func} computes outside an op in a captured step: replay would not repeat "
                 "it; make it an op"
@@ -95,8 +77,7 @@ class _NoCompute(TorchDispatchMode):
 
 @contextmanager
 def capture_guard() -> Iterator[None]:
-    """While entered, reading tensors back to the host and torch computation both raise
-    CaptureError.
+    """While entered, reading a tensor back and computing with torch both raise CaptureError.
 
     Ops are recorded, not run, while a step is captured, so whatever torch sees is outside an op.
     """

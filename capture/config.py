@@ -81,9 +81,11 @@ class CaptureConfig:
             data: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(f"capture config {path}: cannot be read ({error.strerror})") from error
-        except tomllib.TOMLDecodeError as error:
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"capture config {path}: not valid TOML ({error})") from error
         table = data.get("capture", data)
+        if not isinstance(table, dict):
+            raise ValueError(f"capture config {path}: [capture] is not a table, but {table!r}")
         known = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(set(table) - set(known))
         if unknown:

@@ -75,16 +75,20 @@ class CaptureManager:
         self.table = table
         self.buffers = buffers
         self.config = config
-        self.kind = resolve_graph_kind(config, torch.device("cpu"))
+        self.kind = resolve_graph_kind(config, buffers.device)
         self.stats = CaptureStats()
         self._fn = fn
         self._prepare = prepare
         self._run_program = run_program
         self._graphs: dict[ShapeKey, Graph] = {}
+        self._closed = False
 
     def capture_all(self, progress: ProgressFn | None = None) -> None:
-        """Capture every cell, largest first; with `lazy`, only warm the pieces up on the smallest
-        cell.
+        """Capture every cell, largest first; with `lazy`, only warm the smallest one up.
+
+        Raises:
+            ValueError: more bytes than the memory budget.
+            CaptureError: the step breaks the capture contract.
         """
         self._check_budget()
         keys = list(self.table)
@@ -106,9 +110,8 @@ class CaptureManager:
         """
         if not proposer.graph_safe:
             raise ValueError(
-                f"proposer {proposer.name!r} is graph_safe=False: it runs eagerly beside the "
-                "captured target, "
-                f"it cannot be captured"
+                f"proposer {proposer.name!r} is graph_safe=False and cannot be captured: "
+                "run it eagerly beside the captured target"
             )
         proposer.capture(self)
 
@@ -117,8 +120,10 @@ class CaptureManager:
 
     def replay(self, key: ShapeKey, *, num_reqs: int) -> None:
         """Replay a cell whose inputs are in place; `num_reqs` of its request rows are live."""
+        assert 1 <= num_reqs <= key.num_reqs, f"{num_reqs} live requests in cell {key}"
         graph = self._graphs.get(key)
         if graph is None:
+            assert not self._closed, f"cell {key} is replayed after close()"
             assert self.config.lazy, f"cell {key} was not captured"
             graph = self._capture_late(key)
         graph.replay()
@@ -130,12 +135,12 @@ class CaptureManager:
         self.stats.eager_fallbacks[reason] += 1
 
     def close(self) -> None:
+        """Free the graphs; the manager cannot replay any more."""
+        self._closed = True
         self._graphs.clear()
 
     def _capture_late(self, key: ShapeKey) -> Graph:
-        """First use of a cell in lazy mode: the batch's inputs are in place and must survive the
-        capture.
-        """
+        """First use of a cell in lazy mode: the batch's inputs are in place and must survive."""
         inputs = self.buffers.snapshot(("input",))
         graph = self._capture(key)
         self.buffers.restore(inputs)
@@ -145,9 +150,10 @@ class CaptureManager:
         start = time.perf_counter()
         self._warm_up(key)
         graph = self._make_graph(key)
+        self.stats.num_bytes[str(key)] = graph.num_bytes
+        self._check_budget()
         self._graphs[key] = graph
         self.stats.seconds[str(key)] = time.perf_counter() - start
-        self.stats.num_bytes[str(key)] = graph.num_bytes
         return graph
 
     def _warm_up(self, key: ShapeKey) -> None:
@@ -169,14 +175,8 @@ class CaptureManager:
         )
 
     def _check_budget(self) -> None:
-        budget = self.config.memory_budget
-        if budget is not None and self.buffers.num_bytes > budget:
-            raise ValueError(
-                f"CaptureConfig.memory_budget={budget}: the static buffers of "
-                f"{len(self.table)} cells need "
-                f"{self.buffers.num_bytes} bytes; raise it, or lower max_num_seqs or "
-                "max_draft_tokens"
-            )
+        graphs = sum(self.stats.num_bytes.values())
+        check_memory_budget(self.config, self.buffers.num_bytes, graphs)
 
     def report(self) -> str:
         """The table as captured: one line a cell with seconds and bytes, and the totals."""
@@ -195,6 +195,20 @@ class CaptureManager:
             f"{sum(self.stats.seconds.values()):.2f} s"
         )
         return "\n".join(lines)
+
+
+def check_memory_budget(config: CaptureConfig, buffer_bytes: int, graph_bytes: int = 0) -> None:
+    """Hold the need to the budget; with `required_bytes`, before anything is allocated.
+
+    Raises:
+        ValueError: the need is above it.
+    """
+    budget = config.memory_budget
+    if budget is not None and buffer_bytes + graph_bytes > budget:
+        raise ValueError(
+            f"CaptureConfig.memory_budget={budget}: static buffers need {buffer_bytes} bytes, "
+            f"graphs {graph_bytes} so far; raise it, or lower max_num_seqs or max_draft_tokens"
+        )
 
 
 def resolve_graph_kind(config: CaptureConfig, device: torch.device) -> str:

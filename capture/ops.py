@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 Arg = torch.Tensor | int | None
+MAX_NATIVE_ARGS = 20
 
 
 class Recorder(Protocol):
@@ -51,26 +52,41 @@ class Op:
 
 
 class NativeOp(Op):
-    """A C function whose arguments are all pointers or int64: a call is an address and a row of
-    words.
+    """A C function of 1 to 20 pointers or int64s: a call is an address and a row of words.
+
+    Raises:
+        ValueError: a number of arguments that the native loop cannot pass.
     """
 
     __slots__ = ("_function", "address", "num_args")
 
     def __init__(self, name: str, address: int, num_args: int) -> None:
         super().__init__(name)
+        if not 1 <= num_args <= MAX_NATIVE_ARGS:
+            raise ValueError(
+                f"native op {name} has {num_args} arguments; the native loop passes 1 to "
+                f"{MAX_NATIVE_ARGS}: pack the rest into a tensor"
+            )
         self.address = address
         self.num_args = num_args
         self._function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * num_args)(address)
 
     def run(self, *args: Arg) -> None:
-        self._function(*[word(arg) for arg in args])
+        self._function(*self.words(args))
+
+    def words(self, args: tuple[Arg, ...]) -> list[int]:
+        """A call's arguments as int64 words.
+
+        Raises:
+            TypeError: another number of arguments than the C function has, or one of another kind.
+        """
+        if len(args) != self.num_args:
+            raise TypeError(f"op {self.name} takes {self.num_args} arguments, got {len(args)}")
+        return [word(arg) for arg in args]
 
 
 class PythonOp(Op):
-    """A Python callable, in practice a compiled piece of torch code that writes into its out
-    arguments.
-    """
+    """A Python callable, in practice compiled torch code that writes into its out arguments."""
 
     __slots__ = ("_function",)
 
@@ -83,9 +99,11 @@ class PythonOp(Op):
 
 
 def word(arg: Arg) -> int:
-    """The int64 that stands for an argument in a native call: an address, an integer, or 0 for
-    None.
-    """
+    """An argument of a native call as an int64: an address, the integer, or 0 for None."""
     if isinstance(arg, torch.Tensor):
         return arg.data_ptr()
-    return 0 if arg is None else arg
+    if arg is None:
+        return 0
+    if not isinstance(arg, int):
+        raise TypeError(f"native argument {arg!r}: expected a tensor, an integer or None")
+    return arg

@@ -1,10 +1,10 @@
 """TapeGraph: the CPU's graph. Records a step's op calls with their exact storages, replays them
 without its Python.
 
-A recording runs no op. It is taken twice, with different inputs and different garbage in every
-other buffer, and both must be the same tape: a step that branches on data cannot pass. Runs of
-native ops become one program for a native loop; the few Python ops between are called as they are.
-Owns recording, lowering, replay and the debug checks.
+A recording runs no op. It is taken for two batches, then for garbage in every buffer, and all
+recordings must be the same tape: a step that branches on data cannot pass. Runs of native ops
+become one program for a native loop; the few Python ops between are called as they are. Owns
+recording, lowering, replay and the debug checks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from capture.buffers import StaticBuffers
 from capture.checks import CaptureError, capture_guard
 from capture.graph import StepFn
-from capture.ops import Arg, NativeOp, Op, set_recorder, word
+from capture.ops import MAX_NATIVE_ARGS, Arg, NativeOp, Op, set_recorder
 from capture.shapes import ShapeKey
 
 # Runs `num_calls` encoded calls at an address; each is [function, num_args, args...] padded to
 # WORDS_PER_CALL.
 ProgramRunner = Callable[[int, int], None]
-WORDS_PER_CALL = 22
+WORDS_PER_CALL = 2 + MAX_NATIVE_ARGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,8 @@ class TapeCall:
     args: tuple[Arg, ...]
 
     def signature(self) -> tuple[object, ...]:
-        """What must agree between two recordings: the op and each argument's storage, shape and
-        strides.
-        """
-        return (
-            self.op.name,
-            *(
-                (arg.data_ptr(), tuple(arg.shape), arg.stride(), arg.dtype)
-                if isinstance(arg, torch.Tensor)
-                else arg
-                for arg in self.args
-            ),
-        )
+        """What must agree between recordings: the op, and each argument's storage and layout."""
+        return (self.op, *map(_describe, self.args))
 
 
 class Tape:
@@ -56,6 +46,12 @@ class Tape:
         self.calls: list[TapeCall] = []
 
     def record(self, op: Op, args: tuple[Arg, ...]) -> None:
+        for index, arg in enumerate(args):
+            if not (arg is None or isinstance(arg, (torch.Tensor, int))):
+                raise CaptureError(
+                    f"op {op.name}, argument {index}: a {type(arg).__name__} cannot be captured; "
+                    f"ops take tensors, integers or None"
+                )
         self.calls.append(TapeCall(op, args))
 
     def check_same(self, other: Tape) -> None:
@@ -63,9 +59,7 @@ class Tape:
         for index, (mine, theirs) in enumerate(zip(self.calls, other.calls, strict=False)):
             if mine.signature() != theirs.signature():
                 raise CaptureError(
-                    f"the step depends on data: call {index} is {mine.op.name} for one batch "
-                    f"and {theirs.op.name} "
-                    f"for another, or has other storages or sizes"
+                    f"the step depends on data: call {index} {_difference(mine, theirs)}"
                 )
         if len(self.calls) != len(other.calls):
             raise CaptureError(
@@ -75,15 +69,23 @@ class Tape:
 
 
 def record_step(fn: StepFn, buffers: StaticBuffers, key: ShapeKey) -> Tape:
-    """Record one run of the step under the capture guards; nothing is computed."""
+    """Record one run of the step under the capture guards; nothing is computed.
+
+    Raises:
+        CaptureError: the step syncs, computes outside ops, or writes an input from the host.
+    """
     tape = Tape()
     views = buffers.cell(key)
+    before = buffers.snapshot(("input",))
     set_recorder(tape)
     try:
         with capture_guard():
             fn(views)
     finally:
         set_recorder(None)
+    for name, values in before.items():
+        if not torch.equal(buffers.whole(name).view(torch.uint8), values.view(torch.uint8)):
+            raise CaptureError(f"the step wrote input {name} from the host; replay would not")
     return tape
 
 
@@ -96,8 +98,8 @@ class TapeGraph:
         prepare: fills the cell's inputs with plausible values; called with 0 and 1 for two
             different batches.
         run_program: the native loop.
-        debug: at every replay check that storages have not moved, and afterwards poison all
-            scratch.
+        debug: at every replay check that no storage has moved, poison what the step has to write
+            before it, and what nobody may read afterwards (all but outputs) behind it.
 
     Raises:
         CaptureError: the step syncs, computes outside ops, or depends on data.
@@ -116,16 +118,21 @@ class TapeGraph:
         debug: bool = False,
     ) -> None:
         prepare(0)
-        buffers.poison(("scratch", "output"))
+        buffers.clear(("scratch", "output"))
         tape = record_step(fn, buffers, key)
         prepare(1)
-        buffers.clear(("scratch", "output"))
         tape.check_same(record_step(fn, buffers, key))
+        # What `prepare` leaves alike may not steer the step either. No op runs, so garbage is safe.
+        for largest in (False, True):
+            buffers.poison(("input", "scratch", "output"), largest=largest)
+            tape.check_same(record_step(fn, buffers, key))
+        buffers.clear(("input", "scratch", "output"))
         self._buffers = buffers
         self._addresses = buffers.addresses()
         self._debug = debug
         self._run_program = run_program
         self.calls = tape.calls  # keeps every captured storage alive
+        self._signatures = [call.signature() for call in tape.calls] if debug else []
         self._segments = _lower(tape.calls)
         self.num_bytes = sum(
             segment.nbytes for segment in self._segments if isinstance(segment, np.ndarray)
@@ -134,18 +141,42 @@ class TapeGraph:
     def replay(self) -> None:
         if self._debug:
             self._check_addresses()
+            self._buffers.poison(("scratch", "output"))
         for segment in self._segments:
             if isinstance(segment, np.ndarray):
                 self._run_program(segment.ctypes.data, len(segment))
             else:
                 segment.op.run(*segment.args)
         if self._debug:
-            self._buffers.poison(("scratch",))
+            self._buffers.poison(("input", "scratch"))
 
     def _check_addresses(self) -> None:
-        for name, address in self._buffers.addresses().items():
-            if address != self._addresses[name]:
+        addresses = self._buffers.addresses()
+        for name, address in self._addresses.items():
+            if addresses.get(name) != address:
                 raise CaptureError(f"static buffer {name} moved since capture")
+        for index, (call, signature) in enumerate(zip(self.calls, self._signatures, strict=True)):
+            if call.signature() != signature:
+                raise CaptureError(f"a storage of call {index}, {call.op.name}, moved or changed")
+
+
+def _describe(arg: Arg) -> object:
+    if isinstance(arg, torch.Tensor):
+        return arg.data_ptr(), tuple(arg.shape), arg.stride(), arg.dtype
+    return arg
+
+
+def _difference(mine: TapeCall, theirs: TapeCall) -> str:
+    if mine.op is not theirs.op:
+        return f"is op {mine.op.name} for one batch and {theirs.op.name} for another"
+    if len(mine.args) != len(theirs.args):
+        return f"hands {mine.op.name} {len(mine.args)} arguments, or {len(theirs.args)}"
+    different = [
+        index
+        for index, pair in enumerate(zip(mine.args, theirs.args, strict=True))
+        if _describe(pair[0]) != _describe(pair[1])
+    ]
+    return f"hands {mine.op.name} other storages, sizes or numbers as arguments {different}"
 
 
 def _lower(calls: list[TapeCall]) -> list[np.ndarray | TapeCall]:
@@ -154,7 +185,7 @@ def _lower(calls: list[TapeCall]) -> list[np.ndarray | TapeCall]:
     run: list[list[int]] = []
     for call in [*calls, None]:
         if call is not None and isinstance(call.op, NativeOp):
-            words = [call.op.address, len(call.args), *map(word, call.args)]
+            words = [call.op.address, len(call.args), *call.op.words(call.args)]
             run.append(words + [0] * (WORDS_PER_CALL - len(words)))
             continue
         if run:
