@@ -101,7 +101,7 @@ class Engine:
         )
         self.scheduler = Scheduler(resolved.scheduler, self.kv)
         self.proposer = proposer if proposer is not None else self._make_proposer()
-        self._ladder = resolved.table.draft_lengths
+        self._draft_limit = resolved.sizes.max_draft_tokens
         self._streams: dict[str, _Stream] = {}
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
         self._finished: list[RequestOutput] = []
@@ -143,7 +143,7 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the outputs of the requests that got tokens or finished."""
-        plan = self.scheduler.schedule(self._ladder)
+        plan = self.scheduler.schedule(self._draft_ladder)
         self._follow(plan)
         self._prefill(plan.chunks)
         draft = self._propose(plan)
@@ -159,6 +159,21 @@ class Engine:
         self._finished.append(self._finish(self._streams[request_id]))
         return True
 
+    @property
+    def draft_limit(self) -> int:
+        """Most drafts that a step may carry now; 0 is off: the k = 0 cells serve every step.
+
+        May be set between steps, up to the configured maximum; it changes speed, never a token.
+        """
+        return self._draft_limit
+
+    @draft_limit.setter
+    def draft_limit(self, limit: int) -> None:
+        most = self.resolved.sizes.max_draft_tokens
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= most:
+            raise ValueError(f"draft_limit={limit!r}: expected an integer from 0 to {most}")
+        self._draft_limit = limit
+
     def stats(self) -> EngineStats:
         """Counters since start."""
         return self._counter.snapshot(self.runner, self.kv)
@@ -173,6 +188,10 @@ class Engine:
         """
         self.runner.close()
         self._streams.clear()
+
+    @property
+    def _draft_ladder(self) -> list[int]:
+        return [k for k in self.resolved.table.draft_lengths if k <= self._draft_limit]
 
     def _follow(self, plan: StepPlan) -> None:
         """Bring the persistent rows up to date with what the scheduler decided."""

@@ -79,6 +79,12 @@ class ModelRunner:
         rows = self.sizes.num_state_rows
         self._packed = self.buffers.whole("packed").view(rows, -1).numpy()
 
+    @property
+    def row_counts(self) -> list[int]:
+        """Rows of a forward, as cells use them and as a sample of what prefill may use."""
+        cells = {key.num_tokens for key in self.manager.table}
+        return sorted(cells | {1, 2, 3, 5, 8, 13, 31, 64, 129, MAX_PREFILL_ROWS})
+
     def capture(self, progress: Callable[[int, int, str], None] | None = None) -> None:
         """Capture the whole table."""
         self.manager.capture_all(progress)

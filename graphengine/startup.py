@@ -21,6 +21,7 @@ from graphengine.model_runner import ModelRunner
 from graphengine.models.decoder import DecoderWeights
 from graphengine.models.loader import OpenedModel, load_weights, open_model
 from graphengine.models.tokenizer import Tokenizer
+from graphengine.numerics import check_row_invariance
 from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig, resolve
 
@@ -90,6 +91,14 @@ def start(
             device=torch.device("cpu"),
         )
         runner = ModelRunner(resolved, weights, caches, capture=config.capture, state=state)
+    if config.numerics == "invariant":
+        with times.phase("numerics"):
+            check_row_invariance(
+                runner.decoder,
+                row_counts=runner.row_counts,
+                max_model_len=sizes.max_model_len,
+                compile_mode=config.capture.compile,
+            )
     with times.phase("capture"):
         runner.capture(None if progress is None else lambda *done: progress("capture", *done))
     return Started(resolved=resolved, runner=runner, state=state, tokenizer=tokenizer, times=times)

@@ -182,7 +182,7 @@ class Decoder:
         self.ops = ops
         self.attention = attention
         self._kv_caches = kv_caches
-        self._rope = Rope(
+        self.rope = Rope(
             cos=cos.contiguous(),
             sin=sin.contiguous(),
             num_heads=config.num_heads,
@@ -210,7 +210,7 @@ class Decoder:
         ops.rms_norm(buffers.normed, buffers.hidden, layer.input_norm)
         ops.linear(buffers.qkv, buffers.normed, layer.qkv, layer.qkv_bias)
         ops.rope_write(
-            buffers.qkv, kv_cache, self._rope, inputs.positions, inputs.slot_mapping, qk_norm
+            buffers.qkv, kv_cache, self.rope, inputs.positions, inputs.slot_mapping, qk_norm
         )
         self.attention.run(buffers.attended, buffers.qkv, kv_cache, inputs.attention)
         ops.linear(buffers.hidden, buffers.attended, layer.o, layer.o_bias, add=True)

@@ -1,0 +1,205 @@
+"""The row-invariance probe: at start, every piece of the step is shown to compute rows alone.
+
+`numerics="invariant"` promises that a row's bits depend on nothing that shares its call. Each piece
+is run on the same rows alone, first, last and in every row count in use, and the bits are compared.
+A pass is remembered by machine, versions and sizes; a failure refuses to start and names the piece.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from capture.cache import cache_key, machine_facts, read_entry, write_entry
+from graphengine.attention.base import AttentionBatch
+from graphengine.kernels import build
+from graphengine.models.config import ModelConfig
+from graphengine.models.decoder import Decoder, LayerWeights
+
+logger = logging.getLogger(__name__)
+
+Tensor = torch.Tensor
+# Computes rows [low, high) of a fixed problem, from those rows alone.
+RowsFn = Callable[[int, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """What the probe found; it passed, or it would have raised."""
+
+    cached: bool  # remembered from an earlier start
+    pieces: tuple[str, ...]
+    row_counts: tuple[int, ...]
+    seconds: float
+
+
+def check_row_invariance(
+    decoder: Decoder, *, row_counts: Sequence[int], max_model_len: int, compile_mode: str
+) -> ProbeReport:
+    """Probe every piece over the row counts in use.
+
+    Args:
+        decoder: the model, loaded.
+        row_counts: rows of a call, as cells and prefill use them.
+        max_model_len: positions that may occur.
+        compile_mode: which implementation `decoder.ops` is; part of the memory's key.
+
+    Raises:
+        ValueError: a piece gives a row other bits in other company.
+    """
+    start = time.perf_counter()
+    counts = tuple(sorted({1, *row_counts}))
+    problems = dict(_problems(decoder, max(counts), max_model_len))
+    key = cache_key(
+        machine_facts()
+        | {
+            "kernels": build.cache_key(build.find_compiler(), (*build.FLAGS, build.native_flag())),
+            "model": asdict(decoder.config),
+            "dtype": decoder.weights.embed.dtype,
+            "compile": compile_mode,
+            "rows": counts,
+            "max_model_len": max_model_len,
+        }
+    )
+    names = tuple(problems)
+    cached = read_entry("numerics", key) == {"invariant": list(names)}
+    if not cached:
+        for name, rows in problems.items():
+            _check(name, rows, counts)
+        write_entry("numerics", key, {"invariant": list(names)})
+    report = ProbeReport(
+        cached=cached, pieces=names, row_counts=counts, seconds=time.perf_counter() - start
+    )
+    logger.info("row invariance of %d pieces holds (%.2f s)", len(names), report.seconds)
+    return report
+
+
+def _check(name: str, rows: RowsFn, counts: Sequence[int]) -> None:
+    most = counts[-1]
+    expected = rows(0, most)
+    for count in counts:
+        for low in sorted({0, (most - count) // 2, most - count}):
+            if not same_bits(rows(low, low + count), expected[low : low + count]):
+                raise ValueError(
+                    f"numerics='invariant': {name} gives a row other bits among {count} rows than "
+                    f"among {most} on this machine; use CaptureConfig(compile='native'), or "
+                    f"numerics='fast', which does without the guarantee"
+                )
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equality of the stored bits, so that NaN equals itself and -0.0 differs from 0.0."""
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+def _problems(decoder: Decoder, rows: int, max_model_len: int) -> Iterator[tuple[str, RowsFn]]:
+    """Every piece of the forward as a problem of `rows` rows, with the first layer's weights."""
+    config, ops, layer = decoder.config, decoder.ops, decoder.weights.layers[0]
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    hidden = random(rows, config.hidden_size)
+    token_ids = torch.randint(config.vocab_size, (rows,), generator=generator, dtype=torch.int32)
+
+    def embed(low: int, high: int) -> Tensor:
+        out = torch.empty(high - low, config.hidden_size)
+        ops.embed(out, decoder.weights.embed, token_ids[low:high])
+        return out
+
+    def norm(low: int, high: int) -> Tensor:
+        out = torch.empty(high - low, config.hidden_size)
+        ops.rms_norm(out, hidden[low:high], layer.input_norm)
+        return out
+
+    def gate_up(low: int, high: int) -> Tensor:
+        out = torch.empty(high - low, config.intermediate_size)
+        ops.gate_up(out, hidden[low:high], layer.gate_up)
+        return out
+
+    logits = random(rows, config.vocab_size)
+
+    def argmax(low: int, high: int) -> Tensor:
+        out = torch.empty(high - low, dtype=torch.int32)
+        ops.argmax(out, logits[low:high])
+        return out
+
+    yield "embed", embed
+    yield "rms_norm", norm
+    yield "gate_up", gate_up
+    yield "argmax", argmax
+    yield from _linear_problems(decoder, layer, rows, random)
+    yield "attention", _attention_problem(decoder, rows, max_model_len, random)
+
+
+def _linear_problems(
+    decoder: Decoder, layer: LayerWeights, rows: int, random: Callable[..., Tensor]
+) -> Iterator[tuple[str, RowsFn]]:
+    matrices = {
+        "qkv": (layer.qkv, layer.qkv_bias),
+        "o": (layer.o, layer.o_bias),
+        "down": (layer.down, None),
+        "lm_head": (decoder.weights.lm_head, None),
+    }
+    for name, (weight, bias) in matrices.items():
+        x, residual = random(rows, weight.shape[1]), random(rows, weight.shape[0])
+
+        def linear(
+            low: int,
+            high: int,
+            x: Tensor = x,
+            residual: Tensor = residual,
+            weight: Tensor = weight,
+            bias: Tensor | None = bias,
+        ) -> Tensor:
+            out = residual[low:high].clone()
+            decoder.ops.linear(out, x[low:high], weight, bias, add=True)
+            return out
+
+        yield f"linear {name}", linear
+
+
+def _attention_problem(
+    decoder: Decoder, rows: int, max_model_len: int, random: Callable[..., Tensor]
+) -> RowsFn:
+    """Rotation, KV write and attention of one request's last `rows` positions.
+
+    The K and V of all positions are written first, so that every slice finds the same history.
+    """
+    config, rope = decoder.config, decoder.rope
+    length = min(rows + _history(config), max_model_len)
+    rows = min(rows, length)
+    num_blocks = -(-length // rope.block_size)
+    cache = torch.zeros(
+        (num_blocks + 1, 2, rope.block_size, config.num_kv_heads, config.head_dim),
+        dtype=decoder.weights.embed.dtype,
+    )
+    positions = torch.arange(length, dtype=torch.int32)
+    slots = positions + rope.block_size  # block 0 is the null block
+    table = torch.arange(1, num_blocks + 1, dtype=torch.int32)[None]
+    layer = decoder.weights.layers[0]
+    norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+    qkv = random(length, config.q_size + 2 * config.kv_size)
+    decoder.ops.rope_write(qkv.clone(), cache, rope, positions, slots, norms)
+
+    def attend(low: int, high: int) -> Tensor:
+        span = slice(length - rows + low, length - rows + high)
+        rotated, out = qkv[span].clone(), torch.empty(high - low, config.q_size)
+        decoder.ops.rope_write(rotated, cache, rope, positions[span], slots[span], norms)
+        starts = torch.tensor([0, high - low], dtype=torch.int32)
+        batch = AttentionBatch(table, starts, positions[span])
+        decoder.attention.plan(batch)
+        decoder.attention.run(out, rotated, cache, batch)
+        return torch.cat((out, rotated), dim=1)
+
+    return attend
+
+
+def _history(config: ModelConfig) -> int:
+    """Tokens before the probed rows: several KV chunks, and more than a sliding window."""
+    return max(300, min(config.sliding_window or 0, 1024))
