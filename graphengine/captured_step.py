@@ -17,7 +17,7 @@ from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, ForwardBuffers, ForwardInputs
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import RunnerSizes
-from graphengine.sampling.verifier import greedy_verify
+from graphengine.sampling.verifier import NO_STOP, greedy_verify
 
 Views = Mapping[str, torch.Tensor]
 
@@ -33,7 +33,7 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
         _input("query_start_loc", ("R+1",)),
         _input("query_len", (1,), cells_only=True),
         _input("num_draft_tokens", (rows,), cells_only=True),
-        _input("stop_ids", (rows, MAX_STOP_IDS), cells_only=True),
+        _input("stop_ids", (rows, MAX_STOP_IDS), fill=NO_STOP, cells_only=True),
         _input("max_new_tokens", (rows,), fill=1, cells_only=True),
         _activation("hidden", model.hidden_size),
         _activation("normed", model.hidden_size),
