@@ -114,8 +114,8 @@ void attend(Partial out, const float* q, const Chunk<T>& chunk, int64_t from, in
     return [&, j](int64_t, int64_t n, float s) { weight[j + n] = s * scale; };
   };
   int64_t j = 0;
-  for (; j + 4 <= count; j += 4) dot_tile<float, 4, 1, 0>(q, D, keys + j * D, D, D, sink(j));
-  for (; j < count; j++) dot_tile<float, 1, 1, 0>(q, D, keys + j * D, D, D, sink(j));
+  for (; j + 4 <= count; j += 4) dot_tile<float, 4, 1>(q, D, keys + j * D, D, D, Ahead{nullptr, 0}, sink(j));
+  for (; j < count; j++) dot_tile<float, 1, 1>(q, D, keys + j * D, D, D, Ahead{nullptr, 0}, sink(j));
   for (j = count; j % VL; j++) weight[j] = kNone;
   float top = kNone;
   for (j = 0; j < count; j++) top = weight[j] > top ? weight[j] : top;

@@ -35,7 +35,6 @@ FLAGS = (
     "-fPIC",
     "-ffp-contract=off",
     "-fvisibility=hidden",
-    "-Wall",
 )
 PARALLEL_COMPILES = 2
 

@@ -1,9 +1,26 @@
 // linear and gate_up: tiles of dot products over row-major [N, K] weights.
+//
+// Few rows are bound by memory: the weights stream past once, and every tile prefetches what the next
+// tile reads, in address order. Many rows are bound by arithmetic: a block of weight rows stays in
+// cache while all row tiles pass over it.
 #include "abi.h"
 #include "dot.h"
 #include "team.h"
 
 namespace {
+
+// Rows of x in a tile, and weight rows beside them: accumulators, one x and the w's fill the registers.
+#if defined(__AVX512F__)
+constexpr int64_t kMaxTileRows = 7;
+constexpr int kTileWidth[] = {0, 4, 4, 4, 4, 4, 4, 3};
+#else
+constexpr int64_t kMaxTileRows = 6;
+constexpr int kTileWidth[] = {0, 2, 4, 3, 3, 2, 2};
+#endif
+constexpr int64_t kFewTiles = 4;       // up to here a block of weights is kept in L1, beyond in L2
+constexpr int64_t kPrefetchTiles = 12; // beyond, arithmetic hides the memory by itself
+constexpr int64_t kSmallBlock = 6, kLargeBlock = 64;  // weight rows
+constexpr int64_t kLead = 512;         // bytes that a prefetch runs ahead of the next tile's start
 
 struct Store {
   float* out;
@@ -15,64 +32,108 @@ struct Store {
     if (bias) s += bias[n];
     *p = accumulate ? *p + s : s;
   }
-  Store at(int64_t m, int64_t n) const {
+  ALWAYS_INLINE Store at(int64_t m, int64_t n) const {
     return Store{out + m * ld + n, ld, bias ? bias + n : nullptr, accumulate};
   }
 };
 
-constexpr int PF = 2048;
+// A run of weight rows, and where the weights lie that this thread reads after them.
+template <typename W>
+struct Weights {
+  const W* w;
+  int64_t N, K;
+  const W* after;
+};
 
-template <typename W, int NR, int MR>
-void range(const float* x, const W* w, const Store& store, int64_t K, int64_t N) {
-  int64_t n = 0;
-  for (; n + NR <= N; n += NR) dot_tile<W, NR, MR, PF>(x, K, w + n * K, K, K, store.at(0, n));
-  for (; n < N; n++) dot_tile<W, 1, MR, PF>(x, K, w + n * K, K, K, store.at(0, n));
+// MR rows of x over a run of weight rows.
+template <typename W, int MR>
+void row_tile(const float* x, const Weights<W>& run, const Store& store, Ahead ahead) {
+  constexpr int NR = kTileWidth[MR];
+  int64_t K = run.K, n = 0;
+  for (; n + NR <= run.N; n += NR) {
+    dot_tile<W, NR, MR>(x, K, run.w + n * K, K, K, ahead, store.at(0, n));
+    ahead.at += ahead.lines * K * static_cast<int64_t>(sizeof(W));
+  }
+  for (; n < run.N; n++)
+    dot_tile<W, 1, MR>(x, K, run.w + n * K, K, K, Ahead{nullptr, 0}, store.at(0, n));
 }
 
-// out[M, N] = x[M, K] @ w[N, K]^T on one thread.
 template <typename W>
-void rows(const float* x, const W* w, const Store& store, int64_t M, int64_t K, int64_t N) {
-  switch (M) {
-    case 1: return range<W, 2, 1>(x, w, store, K, N);
-    case 2: return range<W, 4, 2>(x, w, store, K, N);
-    case 3: return range<W, 4, 3>(x, w, store, K, N);
-    case 4: return range<W, 3, 4>(x, w, store, K, N);
-    case 5: return range<W, 2, 5>(x, w, store, K, N);
-    case 6: return range<W, 2, 6>(x, w, store, K, N);
-    case 7: return range<W, 2, 7>(x, w, store, K, N);
+void any_row_tile(int64_t rows, const float* x, const Weights<W>& run, const Store& store,
+                  Ahead ahead) {
+  switch (rows) {
+    case 1: return row_tile<W, 1>(x, run, store, ahead);
+    case 2: return row_tile<W, 2>(x, run, store, ahead);
+    case 3: return row_tile<W, 3>(x, run, store, ahead);
+    case 4: return row_tile<W, 4>(x, run, store, ahead);
+    case 5: return row_tile<W, 5>(x, run, store, ahead);
+    case 6: return row_tile<W, 6>(x, run, store, ahead);
+#if defined(__AVX512F__)
+    case 7: return row_tile<W, 7>(x, run, store, ahead);
+#endif
   }
-  constexpr int64_t kRowBlock = 48;
-  for (int64_t m0 = 0; m0 < M; m0 += kRowBlock) {
-    int64_t m1 = m0 + kRowBlock < M ? m0 + kRowBlock : M;
-    for (int64_t n = 0; n < N; n += 3) {
-      int64_t width = N - n < 3 ? N - n : 3;
-      for (int64_t m = m0; m < m1; m += 4) {
-        Store to = store.at(m, n);
-        switch (m1 - m) {
-          case 1: range<W, 3, 1>(x + m * K, w + n * K, to, K, width); break;
-          case 2: range<W, 3, 2>(x + m * K, w + n * K, to, K, width); break;
-          case 3: range<W, 3, 3>(x + m * K, w + n * K, to, K, width); break;
-          default: range<W, 3, 4>(x + m * K, w + n * K, to, K, width);
-        }
-      }
+}
+
+template <typename W>
+const char* bytes(const W* p) {
+  return reinterpret_cast<const char*>(p);
+}
+
+// One tile of rows: the weights stream by; while a panel is multiplied the next one is fetched.
+template <typename W>
+void stream(const float* x, const Weights<W>& run, const Store& store, int64_t M) {
+  int64_t panel = kTileWidth[M], body = run.N > panel ? run.N - panel : 0;
+  body = body / panel * panel;
+  Weights<W> head{run.w, body, run.K, nullptr};
+  Weights<W> last{run.w + body * run.K, run.N - body, run.K, nullptr};
+  any_row_tile(M, x, head, store, Ahead{bytes(run.w + panel * run.K) + kLead, panel});
+  any_row_tile(M, x, last, store.at(0, body), Ahead{bytes(run.after), panel});
+}
+
+// Several tiles of rows: each passes over a block of weights and fetches its slice of the next block.
+template <typename W>
+void block_by_block(const float* x, const Weights<W>& run, const Store& store, int64_t M,
+                    int64_t tiles) {
+  int64_t block = tiles <= kFewTiles ? kSmallBlock : kLargeBlock, K = run.K;
+  int64_t lines = tiles == 2 ? 2 : tiles <= kPrefetchTiles ? 1 : 0;
+  for (int64_t n = 0; n < run.N; n += block) {
+    int64_t width = run.N - n < block ? run.N - n : block;
+    Weights<W> part{run.w + n * K, width, K, nullptr};
+    const char* next = bytes(n + width < run.N ? part.w + width * K : run.after);
+    int64_t slice = width * K * static_cast<int64_t>(sizeof(W)) / tiles / 64 * 64;
+    for (int64_t t = 0; t < tiles; t++) {
+      int64_t m = M * t / tiles, rows = M * (t + 1) / tiles - m;
+      any_row_tile(rows, x + m * K, part, store.at(m, n), Ahead{next + t * slice, lines});
     }
   }
 }
 
 template <typename W>
+void multiply(const float* x, const Weights<W>& run, const Store& store, int64_t M) {
+  int64_t tiles = (M + kMaxTileRows - 1) / kMaxTileRows;
+  if (tiles == 1) {
+    stream(x, run, store, M);
+  } else {
+    block_by_block(x, run, store, M, tiles);
+  }
+}
+
+constexpr int64_t kShare = 24;  // weight rows that a thread's share is a multiple of
+
+template <typename W>
 void linear(float* out, const float* x, const W* w, const float* bias, int64_t M, int64_t N,
             int64_t K, bool accumulate) {
-  constexpr int64_t kUnit = 24;
-  int64_t units = (N + kUnit - 1) / kUnit;
+  int64_t shares = (N + kShare - 1) / kShare;
   launch(M * N * K, [=](const Team& team) {
-    int64_t n0 = team.begin(units) * kUnit, n1 = team.end(units) * kUnit;
+    int64_t n0 = team.begin(shares) * kShare, n1 = team.end(shares) * kShare;
     if (n1 > N) n1 = N;
     if (n0 >= n1) return;
-    rows<W>(x, w + n0 * K, Store{out, N, bias, accumulate}.at(0, n0), M, K, n1 - n0);
+    Weights<W> run{w + n0 * K, n1 - n0, K, w + n1 * K};
+    multiply(x, run, Store{out, N, bias, accumulate}.at(0, n0), M);
   });
 }
 
-// gate[i] = silu(gate[i]) * up[i] for one row.
+// out = silu(gate) * up, elementwise; the tail of a row runs the same vector code.
 void silu_multiply(float* out, const float* gate, const float* up, int64_t count) {
   for (int64_t i = 0; i < count; i += VL) {
     int64_t n = count - i < VL ? count - i : VL;
@@ -89,18 +150,22 @@ void silu_multiply(float* out, const float* gate, const float* up, int64_t count
 
 template <typename W>
 void gate_up(float* out, const float* x, const W* w, int64_t M, int64_t I, int64_t K) {
-  constexpr int64_t kUnit = 24, kRows = 48;
-  int64_t units = (I + kUnit - 1) / kUnit;
+  constexpr int64_t kWidth = 2 * kShare, kRows = 48;
+  int64_t units = (I + kWidth - 1) / kWidth;
   launch(2 * M * I * K, [=](const Team& team) {
-    alignas(64) float gate[kRows * kUnit], up[kRows * kUnit];
-    for (int64_t m0 = 0; m0 < M; m0 += kRows) {
-      int64_t rows_here = M - m0 < kRows ? M - m0 : kRows;
-      for (int64_t u = team.begin(units); u < team.end(units); u++) {
-        int64_t i = u * kUnit, width = I - i < kUnit ? I - i : kUnit;
-        rows<W>(x + m0 * K, w + i * K, Store{gate, kUnit, nullptr, false}, rows_here, K, width);
-        rows<W>(x + m0 * K, w + (I + i) * K, Store{up, kUnit, nullptr, false}, rows_here, K, width);
-        for (int64_t m = 0; m < rows_here; m++)
-          silu_multiply(out + (m0 + m) * I + i, gate + m * kUnit, up + m * kUnit, width);
+    alignas(64) float gate[kRows * kWidth], up[kRows * kWidth];
+    for (int64_t m = 0; m < M; m += kRows) {
+      int64_t rows = M - m < kRows ? M - m : kRows;
+      for (int64_t i = team.begin(units) * kWidth; i < team.end(units) * kWidth && i < I;
+           i += kWidth) {
+        int64_t width = I - i < kWidth ? I - i : kWidth;
+        const W *gates = w + i * K, *ups = w + (I + i) * K;
+        multiply(x + m * K, Weights<W>{gates, width, K, ups}, Store{gate, kWidth, nullptr, false},
+                 rows);
+        multiply(x + m * K, Weights<W>{ups, width, K, gates + width * K},
+                 Store{up, kWidth, nullptr, false}, rows);
+        for (int64_t r = 0; r < rows; r++)
+          silu_multiply(out + (m + r) * I + i, gate + r * kWidth, up + r * kWidth, width);
       }
     }
   });

@@ -142,6 +142,16 @@ static ALWAYS_INLINE float vsum(vf v) {
 }
 #endif
 
+// Keeps a loaded value in a register: GCC would rather read it again in every FMA that uses it.
+static ALWAYS_INLINE vf in_register(vf v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__AVX2__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
 // Partial vectors (count < VL): absent lanes read as `fill` and are not written.
 static ALWAYS_INLINE vf vload_part(const float* p, int64_t count, float fill = 0.0f) {
   alignas(64) float lanes[VL];

@@ -73,10 +73,11 @@ def test_matches_float64(
     kernels: Kernels, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
 ) -> None:
     """Head grouping, block look-up, chain mask and softmax, with every unowned slot NaN."""
-    shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "dtype": dtype}
     for window in (0, 5, 70):
         for requests in ([(1, 1)], [(130, 7), (64, 1), (3, 3), (257, 2)], [(150, 150)]):
-            context = make_context(requests, window=window, **shape)
+            context = make_context(
+                requests, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, window=window
+            )
             expected = reference_attention(context)
             for scratch in (1 << 20, 0):
                 out = kernels.attention(context, scratch).double()

@@ -1,5 +1,6 @@
 """Build cache, function table, program replay and the shared thread pool."""
 
+import ctypes
 import logging
 import re
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_damaged_file_is_rebuilt(
     if damage == "flip":
         content[len(content) // 2] ^= 0xFF
     path.unlink()
-    path.write_bytes({"truncate": content[:1000], "flip": content, "empty": b""}[damage])
+    path.write_bytes({"truncate": content[:1000], "flip": content, "empty": bytearray()}[damage])
     with caplog.at_level(logging.WARNING):
         assert build().answer() == 42
     assert "unusable" in caplog.text
@@ -147,12 +148,22 @@ def test_replay_gives_the_bits_of_the_calls(native: Kernels, count: int) -> None
         assert torch.equal(a, b)
 
 
-@pytest.mark.usefixtures("native")
-def test_one_openmp_runtime_is_mapped() -> None:
+def _file_of(symbol: ctypes._NamedFuncPointer) -> str:
+    """The mapped file that holds a function."""
+    at = ctypes.cast(symbol, ctypes.c_void_p).value or 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+        if begin <= at < end:
+            return line.split()[-1]
+    raise AssertionError(f"address {at:#x} is not mapped")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_kernels_and_torch_share_one_openmp_runtime(native: Kernels) -> None:
     """Two runtimes mean two thread pools that spin against each other: ten times slower."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        pytest.skip("needs /proc")
-    mapped = {line.split()[-1] for line in maps.read_text().splitlines() if "/" in line}
-    runtimes = {path for path in mapped if re.search(r"lib(gomp|omp|iomp5)[^/]*\.so", path)}
-    assert len(runtimes) == 1, f"expected torch's libgomp alone: {sorted(runtimes)}"
+    torch_library = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))
+    ours = _file_of(native.library.omp_get_max_threads)
+    assert ours == _file_of(ctypes.CDLL(str(torch_library)).omp_get_max_threads)
+    for count in (1, 3):
+        with threads(count):
+            assert native.library.omp_get_max_threads() == count

@@ -20,11 +20,12 @@ def test_linear_matches_float64(kernels: Kernels, dtype: torch.dtype, rows: int)
         x, w, bias = torch.randn(rows, k), torch.randn(n, k).to(dtype), torch.randn(n)
         residual = torch.randn(rows, n)
         exact = x.double() @ w.double().T
-        close = {"rtol": 1e-5, "atol": 1e-4}
-        torch.testing.assert_close(kernels.linear(x, w).double(), exact, **close)
-        torch.testing.assert_close(kernels.linear(x, w, bias).double(), exact + bias, **close)
+        torch.testing.assert_close(kernels.linear(x, w).double(), exact, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(
+            kernels.linear(x, w, bias).double(), exact + bias, rtol=1e-5, atol=1e-4
+        )
         out = kernels.linear(x, w, bias, residual)
-        torch.testing.assert_close(out.double(), residual + exact + bias, **close)
+        torch.testing.assert_close(out.double(), residual + exact + bias, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -66,9 +66,10 @@ def test_rope_write(
         return out.view(tokens, -1, dim), written
 
     out, written = run(tokens)
-    close = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(out[:, :heads].double(), rotated[0], **close)
-    torch.testing.assert_close(out[:, heads : heads + kv_heads].double(), rotated[1], **close)
+    torch.testing.assert_close(out[:, :heads].double(), rotated[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        out[:, heads : heads + kv_heads].double(), rotated[1], rtol=1e-5, atol=1e-5
+    )
     assert torch.equal(out[:, heads + kv_heads :], v.float())
     block, offset = (slots // block_size).long(), (slots % block_size).long()
     assert torch.equal(written[block, 0, offset], out[:, heads : heads + kv_heads].to(dtype))
