@@ -40,10 +40,35 @@ void invoke(const W* c) {
   }
 }
 
+// Kernels that join an open team. Anything else in a program runs on the calling thread, outside.
+bool joins_team(int64_t function) {
+#define SAME(name) function == reinterpret_cast<int64_t>(&name)
+#define SAME_TYPED(name) (SAME(name##_bf16) || SAME(name##_f32))
+  return SAME_TYPED(linear) || SAME_TYPED(gate_up) || SAME_TYPED(paged_attention) ||
+         SAME_TYPED(rope_write) || SAME_TYPED(embed) || SAME(rms_norm) || SAME(argmax_rows);
+}
+
 }  // namespace
 
+// One OpenMP region serves a whole run of kernels: a barrier between two calls instead of a join and
+// a fork. Every thread walks the same program; launch() gives each its share.
 void run_calls(const int64_t* program, int64_t n_calls) {
-  for (int64_t i = 0; i < n_calls; i++) invoke(program + i * kStride);
+  int64_t threads = team_threads();
+  for (int64_t i = 0; i < n_calls;) {
+    int64_t end = i;
+    while (end < n_calls && joins_team(program[end * kStride])) end++;
+    if (end - i < 2 || threads == 1) {
+      end = end == i ? i + 1 : end;
+      for (; i < end; i++) invoke(program + i * kStride);
+      continue;
+    }
+    open_team(threads, [=](const Team& team) {
+      current_team = &team;
+      for (int64_t j = i; j < end; j++) invoke(program + j * kStride);
+      current_team = nullptr;
+    });
+    i = end;
+  }
 }
 
 int64_t vector_lanes() { return VL; }

@@ -61,7 +61,7 @@ void argmax_rows(int32_t* out, const float* logits, int64_t M, int64_t V) {
   };
   launch(M * V, [=](const Team& team) {
     int64_t begin = team.begin(M * V), end = team.end(M * V);
-    Edges* edges = static_cast<Edges*>(team.shared);
+    Edges* edges = static_cast<Edges*>(team.room());
     Edges& mine = edges[team.tid];
     mine = {{kNone, -1}, {kNone, -1}};
     for (int64_t at = begin; at < end;) {

@@ -4,6 +4,7 @@ import ctypes
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,7 +149,7 @@ def test_replay_gives_the_bits_of_the_calls(native: Kernels, count: int) -> None
         assert torch.equal(a, b)
 
 
-def _file_of(symbol: ctypes._NamedFuncPointer) -> str:
+def _file_of(symbol: Any) -> str:
     """The mapped file that holds a function."""
     at = ctypes.cast(symbol, ctypes.c_void_p).value or 0
     for line in Path("/proc/self/maps").read_text().splitlines():
