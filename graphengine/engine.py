@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from graphengine.admission import make_request
 from graphengine.commit import commit
 from graphengine.config import EngineConfig
 from graphengine.kv.manager import KVManager
-from graphengine.models.detokenizer import IncrementalDetokenizer
-from graphengine.outputs import CompletionOutput, EngineStats, Origin, RequestOutput
+from graphengine.outputs import EngineStats, RequestOutput
 from graphengine.request import Request, RequestStatus
-from graphengine.request_state import MAX_STOP_IDS
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import DecodeSlot, PrefillChunk, Scheduler, StepPlan
 from graphengine.startup import StartProgress, start
 from graphengine.stats import StatsCounter
+from graphengine.streams import OutputStream
 from proposers import registry
 from proposers.base import Commit, Draft, ProposeInputs, Proposer
 
@@ -39,16 +39,6 @@ class EngineRuntime:
     max_num_seqs: int
     max_draft_tokens: int
     device: torch.device
-
-
-@dataclass(slots=True)
-class _Stream:
-    """What is kept of a request for its outputs alone."""
-
-    request: Request
-    origins: list[Origin]
-    detokenizer: IncrementalDetokenizer | None
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +92,7 @@ class Engine:
         self.scheduler = Scheduler(resolved.scheduler, self.kv)
         self.proposer = proposer if proposer is not None else self._make_proposer()
         self._draft_limit = resolved.sizes.max_draft_tokens
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, OutputStream] = {}
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
         self._finished: list[RequestOutput] = []
 
@@ -120,23 +110,15 @@ class Engine:
             ValueError: a bad prompt or parameter, an id in use, or a request that can never fit.
                 Nothing is queued.
         """
-        params = params if params is not None else SamplingParams()
-        request = Request(
+        request = make_request(
             request_id,
-            self._token_ids(request_id, prompt),
-            params,
-            max_model_len=self.resolved.sizes.max_model_len,
-            eos_token_ids=self.resolved.model.eos_token_ids,
+            prompt,
+            params if params is not None else SamplingParams(),
+            tokenizer=self.tokenizer,
+            resolved=self.resolved,
         )
-        self._check_ids(request)
-        request.metrics.arrival_time = time.perf_counter()
         self.scheduler.add(request)
-        detokenizer = None
-        if self.tokenizer is not None:
-            detokenizer = IncrementalDetokenizer(
-                self.tokenizer, skip_special_tokens=params.skip_special_tokens
-            )
-        self._streams[request_id] = _Stream(request, [], detokenizer)
+        self._streams[request_id] = OutputStream.open(request, self.tokenizer)
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests
@@ -183,9 +165,7 @@ class Engine:
         return self.runner.manager.report()
 
     def close(self) -> None:
-        """Drop graphs, buffers, weights and KV. Unfinished requests are lost; closing twice is
-        fine.
-        """
+        """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
         self.runner.close()
         self._streams.clear()
 
@@ -252,9 +232,7 @@ class Engine:
         return sampled
 
     def _commit(self, sampled: Sequence[Sampled]) -> None:
-        """Tokens, KV rows, persistent rows and counters move together; rejected drafts are dropped
-        here.
-        """
+        """Tokens, KV rows, state rows and counters move together; rejected drafts end here."""
         for item in sampled:
             request = item.slot.request
             commit(self.kv, request, item.token_ids, item.num_draft_tokens, item.num_accepted)
@@ -272,43 +250,36 @@ class Engine:
             )
 
     def _emit(self, sampled: Sequence[Sampled]) -> list[RequestOutput]:
-        """Outputs of this step: aborted requests first, then those that got tokens, finished ones
-        marked.
-        """
+        """Outputs: requests aborted since the last step, then those that got tokens."""
         outputs, self._finished = self._finished, []
-        now = time.perf_counter()
         for item in sampled:
             request = item.slot.request
             stream = self._streams.get(request.request_id)
             if stream is None:
                 continue  # aborted while its step was under way
-            if request.metrics.first_token_time is None:
-                request.metrics.first_token_time = now
-            stream.origins += _origins(item)
-            text = stream.detokenizer.add(item.token_ids) if stream.detokenizer is not None else ""
-            stream.text += text
+            text = stream.add(
+                item.token_ids,
+                num_draft_tokens=item.num_draft_tokens,
+                num_accepted=item.num_accepted,
+            )
             reason = request.check_finished()
             if reason is not None:
                 self.scheduler.finish(request, reason)
                 outputs.append(self._finish(stream, text, len(item.token_ids)))
             else:
-                outputs.append(_output(stream, text, len(item.token_ids)))
+                outputs.append(stream.output(text, len(item.token_ids)))
         return outputs
 
     def _finish(
-        self, stream: _Stream, new_text: str = "", num_new_tokens: int = 0
+        self, stream: OutputStream, new_text: str = "", num_new_tokens: int = 0
     ) -> RequestOutput:
         """Last output of a request that the scheduler has let go."""
         request = stream.request
-        request.metrics.finished_time = time.perf_counter()
-        if stream.detokenizer is not None:
-            tail = stream.detokenizer.flush()
-            stream.text += tail
-            new_text += tail
+        new_text += stream.finish()
         self._forget(request)
         self._counter.num_preemptions += request.metrics.num_preemptions
         del self._streams[request.request_id]
-        return _output(stream, new_text, num_new_tokens)
+        return stream.output(new_text, num_new_tokens)
 
     def _forget(self, request: Request) -> None:
         if self.proposer is not None:
@@ -328,35 +299,6 @@ class Engine:
         )
         return registry.create(speculative.method, speculative.options, runtime)
 
-    def _token_ids(self, request_id: str, prompt: str | Sequence[int]) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        if self.tokenizer is None:
-            raise ValueError(
-                f"request {request_id!r}: the checkpoint has no tokenizer; give the prompt as "
-                "token ids"
-            )
-        return self.tokenizer.encode(prompt)
-
-    def _check_ids(self, request: Request) -> None:
-        vocab_size = self.resolved.model.vocab_size
-        for what, ids in (
-            ("prompt token", request.prompt_token_ids),
-            ("stop token", request.stop_token_ids),
-        ):
-            largest = max(ids, default=0)
-            if largest >= vocab_size:
-                raise ValueError(
-                    f"request {request.request_id!r}: {what} id {largest} is outside the "
-                    f"vocabulary of {vocab_size}"
-                )
-        if len(request.stop_token_ids) > MAX_STOP_IDS:
-            raise ValueError(
-                f"request {request.request_id!r}: {len(request.stop_token_ids)} stop token "
-                "ids (the model's own "
-                f"included); at most {MAX_STOP_IDS} are allowed"
-            )
-
 
 def _num_confirmed(emitted: Sequence[int], drafts: Sequence[int]) -> int:
     """Length of the common prefix: by the verifier's rule, what of `emitted` were drafts."""
@@ -366,30 +308,3 @@ def _num_confirmed(emitted: Sequence[int], drafts: Sequence[int]) -> int:
             break
         count += 1
     return count
-
-
-def _origins(item: Sampled) -> list[Origin]:
-    origins: list[Origin] = ["accepted"] * item.num_accepted
-    if len(item.token_ids) > item.num_accepted:
-        origins.append("bonus" if item.num_accepted == item.num_draft_tokens else "recovered")
-    return origins
-
-
-def _output(stream: _Stream, new_text: str, num_new_tokens: int) -> RequestOutput:
-    request = stream.request
-    completion = CompletionOutput(
-        index=0,
-        text=stream.text,
-        token_ids=request.output_token_ids,
-        token_origins=list(stream.origins),
-        finish_reason=request.finish_reason,
-    )
-    return RequestOutput(
-        request_id=request.request_id,
-        prompt_token_ids=list(request.prompt_token_ids),
-        outputs=[completion],
-        finished=request.is_finished,
-        new_text=new_text,
-        num_new_tokens=num_new_tokens,
-        metrics=request.metrics,
-    )

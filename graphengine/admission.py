@@ -1,0 +1,71 @@
+"""Admission: from what a caller asked for to a request that the engine can serve, or a clear refusal.
+
+Owns the checks that need the model's vocabulary. Queues nothing, so a refused request leaves no
+trace; what depends on the pool and on other requests is checked by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphengine.models.tokenizer import Tokenizer
+from graphengine.request import Request
+from graphengine.request_state import MAX_STOP_IDS
+from graphengine.resolve import ResolvedConfig
+from graphengine.sampling.params import SamplingParams
+
+
+def make_request(
+    request_id: str,
+    prompt: str | Sequence[int],
+    params: SamplingParams,
+    *,
+    tokenizer: Tokenizer | None,
+    resolved: ResolvedConfig,
+) -> Request:
+    """Tokenise and check.
+
+    Args:
+        prompt: text, or token ids in [0, vocab_size).
+        tokenizer: None where the checkpoint has none; text is refused then.
+
+    Raises:
+        ValueError: an empty prompt, text without a tokenizer, an id outside the vocabulary, or too
+            many stop ids.
+    """
+    request = Request(
+        request_id,
+        _token_ids(request_id, prompt, tokenizer),
+        params,
+        max_model_len=resolved.sizes.max_model_len,
+        eos_token_ids=resolved.model.eos_token_ids,
+    )
+    vocab_size = resolved.model.vocab_size
+    _check_ids(request_id, "prompt token", request.prompt_token_ids, vocab_size)
+    _check_ids(request_id, "stop token", list(request.stop_token_ids), vocab_size)
+    if len(request.stop_token_ids) > MAX_STOP_IDS:
+        raise ValueError(
+            f"request {request_id!r}: {len(request.stop_token_ids)} stop token ids, the model's "
+            f"own included; at most {MAX_STOP_IDS} are allowed"
+        )
+    return request
+
+
+def _token_ids(
+    request_id: str, prompt: str | Sequence[int], tokenizer: Tokenizer | None
+) -> Sequence[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    if tokenizer is None:
+        raise ValueError(
+            f"request {request_id!r}: the checkpoint has no tokenizer; give the prompt as token ids"
+        )
+    return tokenizer.encode(prompt)
+
+
+def _check_ids(request_id: str, what: str, ids: Sequence[int], vocab_size: int) -> None:
+    largest = max(ids, default=0)
+    if largest >= vocab_size:
+        raise ValueError(
+            f"request {request_id!r}: {what} id {largest} is outside the vocabulary of {vocab_size}"
+        )
