@@ -33,7 +33,6 @@ _SYNCS = {
     torch.Tensor.__index__: "a tensor used as an index",
     torch.Tensor.__array__: "numpy conversion",
     torch.Tensor.__dlpack__: "dlpack conversion",
-    torch.Tensor.__reduce_ex__: "pickling a tensor",
 }
 
 

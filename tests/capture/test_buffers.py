@@ -38,9 +38,7 @@ def make(**changes: int) -> StaticBuffers:
 # Case 16: 42, 132 and 4 rows; prefill larger and smaller than the largest cell.
 @pytest.mark.parametrize(("max_num_seqs", "max_draft_tokens"), [(6, 6), (33, 3), (1, 3)])
 @pytest.mark.parametrize("prefill", [8, 256])
-def test_every_cell_of_a_table_fits(
-    max_num_seqs: int, max_draft_tokens: int, prefill: int
-) -> None:
+def test_every_cell_of_a_table_fits(max_num_seqs: int, max_draft_tokens: int, prefill: int) -> None:
     """Guards case 16: a buffer below the padded size returned short slices."""
     table = ShapeTable.from_config(
         CaptureConfig(), max_num_seqs=max_num_seqs, max_draft_tokens=max_draft_tokens, tiers=("g",)

@@ -65,7 +65,7 @@ def test_words_are_addresses_integers_and_zero() -> None:
 
 
 def test_a_native_op_is_called_with_exactly_its_arguments() -> None:
-    """Guards against ctypes, which lets extra arguments through, and C, which reads missing ones."""
+    """Guards against ctypes, which lets extra arguments through, and C, which reads any."""
     op = native_op("argmax_rows")
     out, x = torch.zeros(2, dtype=torch.int32), torch.tensor([[1.0, 3.0], [4.0, 2.0]])
     op(out, x, 2, 2)
