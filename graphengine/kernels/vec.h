@@ -142,6 +142,25 @@ static ALWAYS_INLINE float vsum(vf v) {
 }
 #endif
 
+// The horizontal sums of four vectors, each by the tree of vsum.
+static ALWAYS_INLINE void vsum4(vf a, vf b, vf c, vf d, float* out) {
+#if defined(__AVX2__) && defined(__FMA__)
+  auto quarter = [](vf v) __attribute__((always_inline)) {
+    __m256 h = fold_half(v);
+    return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  };
+  __m128 qa = quarter(a), qb = quarter(b), qc = quarter(c), qd = quarter(d);
+  __m128 ab = _mm_add_ps(_mm_movelh_ps(qa, qb), _mm_movehl_ps(qb, qa));
+  __m128 cd = _mm_add_ps(_mm_movelh_ps(qc, qd), _mm_movehl_ps(qd, qc));
+  _mm_storeu_ps(out, _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xDD)));
+#else
+  out[0] = vsum(a);
+  out[1] = vsum(b);
+  out[2] = vsum(c);
+  out[3] = vsum(d);
+#endif
+}
+
 // Keeps a loaded value in a register: GCC would rather read it again in every FMA that uses it.
 static ALWAYS_INLINE vf in_register(vf v) {
 #if defined(__AVX512F__)
