@@ -1,0 +1,230 @@
+"""Harness: runs an engine step by step and checks every promise that a step makes.
+
+Before each step the null block and every KV slot that nobody owns are filled with NaN. After it
+the KV bookkeeping is audited, slots outside the step's own rows must hold the bytes they held, the
+padding of every input buffer must be its declared fill, and the counters must agree with what came
+out. Collects streams, finish reasons and, on demand, the logits of every verified position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from capture.shapes import ShapeKey
+from graphengine.engine import Engine
+from graphengine.kv.auditor import audit
+from graphengine.outputs import RequestOutput
+from graphengine.request import Request
+from graphengine.resolve import GREEDY
+from graphengine.sampling.params import SamplingParams
+from graphengine.scheduler import PrefillChunk
+
+MAX_STEPS = 2000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One request of a schedule: when it comes and when, if at all, it is aborted."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    arrives: int = 0  # before this step
+    aborts: int | None = None
+
+
+@dataclass
+class Harness:
+    """An engine under observation. Use one for the whole life of its engine.
+
+    Args:
+        engine: freshly started.
+        poison: fill unowned KV with NaN before each step.
+        keep_logits: remember the logits of every row whose token was emitted.
+    """
+
+    engine: Engine
+    poison: bool = True
+    keep_logits: bool = False
+    requests: dict[str, Request] = field(default_factory=dict)
+    outputs: dict[str, RequestOutput] = field(default_factory=dict)
+    # (request id, position of the row) -> [vocab] fp32
+    logits: dict[tuple[str, int], np.ndarray[Any, Any]] = field(default_factory=dict)
+    num_steps: int = 0
+    batch_sizes: list[int] = field(default_factory=list)  # requests of each verify
+
+    def __post_init__(self) -> None:
+        runner = self.engine.runner
+        self._caches = runner.decoder._kv_caches
+        self._written: set[int] = set()
+        self._prefill, self._verify = runner.prefill, runner.verify
+        self._replay = runner.manager.replay
+        runner.prefill = self._spy_prefill  # type: ignore[method-assign]
+        runner.verify = self._spy_verify  # type: ignore[method-assign]
+        runner.manager.replay = self._spy_replay  # type: ignore[method-assign]
+
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams | None = None
+    ) -> Request:
+        self.engine.add_request(request_id, prompt, params)
+        request = self.engine.scheduler.waiting[-1]
+        self.requests[request_id] = request
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        aborted = self.engine.abort(request_id)
+        self.audit()
+        return aborted
+
+    def step(self) -> list[RequestOutput]:
+        """One step, with all checks around it."""
+        if self.poison:
+            self._poison_unowned()
+        before = [cache.clone() for cache in self._caches]
+        self._written = set(range(self.engine.kv.block_size))  # the null block
+        outputs = self.engine.step()
+        self.num_steps += 1
+        self.audit()
+        self._check_untouched(before)
+        for output in outputs:
+            self._collect(output)
+        return outputs
+
+    def drain(self) -> None:
+        for _ in range(MAX_STEPS):
+            if not self.engine.has_unfinished_requests():
+                self.check_drained()
+                return
+            self.step()
+        raise AssertionError(f"still running after {MAX_STEPS} steps")
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run a schedule to its end."""
+        last = max(max(job.arrives, job.aborts or 0) for job in jobs)
+        for now in range(last + 1):
+            for job in jobs:
+                if job.arrives == now:
+                    self.add(job.request_id, job.prompt, job.params)
+                if job.aborts == now:
+                    self.abort(job.request_id)
+            self.step()
+        self.drain()
+
+    def stream(self, request_id: str) -> list[int]:
+        """Emitted tokens of a finished request."""
+        return self.outputs[request_id].outputs[0].token_ids
+
+    def reason(self, request_id: str) -> str | None:
+        return self.outputs[request_id].outputs[0].finish_reason
+
+    def audit(self) -> None:
+        audit(self.engine.kv, self.requests.values())
+        stats = self.engine.stats()
+        assert 0 <= stats.num_accepted_tokens <= stats.num_draft_tokens
+        assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
+        assert sum(stats.replays.values()) == stats.num_steps
+        for request in self.engine.scheduler.running:
+            state, row = self.engine.state, request.row
+            assert state.num_tokens[row] == request.num_tokens
+            assert state.history(request).tolist() == request.token_ids
+
+    def check_drained(self) -> None:
+        """Nothing is left of finished requests but cached blocks."""
+        stats = self.engine.kv.stats()
+        assert stats.num_used == 0
+        assert stats.num_free == stats.num_blocks - 1
+        assert not self.engine._streams
+        assert not self.engine.scheduler.running
+        assert not self.engine.scheduler.waiting
+
+    def _collect(self, output: RequestOutput) -> None:
+        request, answer = self.requests[output.request_id], output.outputs[0]
+        before = self.outputs.get(output.request_id)
+        old = before.outputs[0].token_ids if before is not None else []
+        assert before is None or not before.finished, "an output after the last one"
+        assert answer.token_ids[: len(old)] == old, "an emitted token changed"
+        assert len(answer.token_ids) == len(old) + output.num_new_tokens
+        assert len(answer.token_origins) == len(answer.token_ids), "one origin a token"
+        accepted = answer.token_origins.count("accepted")
+        assert accepted == request.metrics.num_accepted_tokens
+        assert output.finished == (answer.finish_reason is not None)
+        self.outputs[output.request_id] = output
+
+    def _spy_prefill(self, chunks: Sequence[PrefillChunk]) -> None:
+        for chunk in chunks:
+            end = chunk.start + chunk.num_tokens
+            self._written.update(self.engine.kv.slots(chunk.request, chunk.start, end).tolist())
+        self._prefill(chunks)
+
+    def _spy_verify(self, rows: Any, drafts: Any, lengths: Any) -> Any:
+        by_row = {request.row: request for request in self.engine.scheduler.running}
+        batch = [by_row[row] for row in rows.tolist()]
+        self.batch_sizes.append(len(batch))
+        for request, num_drafts in zip(batch, lengths.tolist(), strict=True):
+            start, stop = request.kv_len, request.kv_len + 1 + num_drafts
+            assert stop < self.engine.resolved.sizes.max_model_len, "a row at the context limit"
+            self._written.update(self.engine.kv.slots(request, start, stop).tolist())
+        packed = self._verify(rows, drafts, lengths)
+        if self.keep_logits:
+            self._remember_logits(batch, packed, int(lengths.max(initial=0)))
+        return packed
+
+    def _remember_logits(self, batch: list[Request], packed: Any, longest: int) -> None:
+        runner = self.engine.runner
+        key = runner.manager.dispatch(len(batch), longest, GREEDY)
+        logits = runner.last_logits(key).numpy()
+        for index, request in enumerate(batch):
+            for offset in range(packed[index, 0]):
+                place = (request.request_id, request.num_tokens - 1 + offset)
+                assert place not in self.logits, f"{place} verified twice"
+                self.logits[place] = logits[index, offset].copy()
+
+    def _spy_replay(self, key: ShapeKey, *, num_reqs: int) -> None:
+        self.check_padding(key, num_reqs)
+        self._replay(key, num_reqs=num_reqs)
+
+    def check_padding(self, key: ShapeKey, num_reqs: int) -> None:
+        """Input buffers of a cell, just before its replay: padding holds the declared fill."""
+        buffers = self.engine.runner.buffers
+        for name, view in buffers.cell(key).items():
+            spec = buffers.specs[name]
+            if spec.role != "input" or name in ("query_len", "query_start_loc"):
+                continue
+            live = num_reqs * key.query_len if spec.shape[0] == "T" else num_reqs
+            assert (view[live:] == spec.fill).all(), f"stale padding in {name} of {key}"
+        loc = buffers.cell(key)["query_start_loc"]
+        assert loc.tolist() == [n * key.query_len for n in range(key.num_reqs + 1)]
+        assert buffers.cell(key)["query_len"].tolist() == [key.query_len]
+        tokens = buffers.cell(key)["token_ids"]
+        assert tokens.min() >= 0, "a placeholder reaches the embedding"
+        assert tokens.max() < self.engine.resolved.model.vocab_size
+
+    def _poison_unowned(self) -> None:
+        kv = self.engine.kv
+        clean, _ = kv.pool.free_block_ids()
+        for cache in self._caches:
+            cache[[0, *clean]] = float("nan")
+        for request in self.engine.scheduler.running:
+            written, table = request.kv_len, request.block_table.block_ids
+            for index in range(written // kv.block_size, len(table)):
+                first = max(0, written - index * kv.block_size)
+                for cache in self._caches:
+                    cache[table[index], :, first:] = float("nan")
+
+    def _check_untouched(self, before: list[torch.Tensor]) -> None:
+        """Bytes outside the step's slots are what they were; inside they are numbers."""
+        size = self.engine.kv.block_size
+        mine = torch.zeros(self.engine.kv.pool.num_blocks * size, dtype=torch.bool)
+        mine[list(self._written)] = True
+        bits = torch.int32 if before[0].dtype == torch.float32 else torch.int16
+        for old, new in zip(before, self._caches, strict=True):
+            changed = (old.view(bits) != new.view(bits)).any(-1).any(-1).any(1).reshape(-1)
+            stray = (changed & ~mine).nonzero().flatten().tolist()
+            assert not stray, f"slots written that the step does not own: {stray}"
+            rows = new.transpose(1, 2).reshape(mine.numel(), -1)[mine][size:]
+            assert rows.isfinite().all(), "a live row was not written, or attended to garbage"
