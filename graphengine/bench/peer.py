@@ -69,7 +69,7 @@ class Peer:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
             encoding="utf-8",
         )
         try:

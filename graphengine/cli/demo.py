@@ -100,7 +100,7 @@ def _print_start(console: Console, engine: Engine) -> None:
 
 
 def _print_table(console: Console, pairs: Sequence[Sequence[Pair]]) -> None:
-    table = Table(title="\ndecode tokens/s, speculation off and on")
+    table = Table(title="decode tokens/s, speculation off and on")
     table.add_column("prompt")
     for name in ("tokens", "off", "on", "on/off", "accepted", "tokens a step", "identical"):
         table.add_column(name, justify="right")
@@ -116,6 +116,7 @@ def _print_table(console: Console, pairs: Sequence[Sequence[Pair]]) -> None:
             f"{on.mean_acceptance_length:.2f}",
             "yes" if all(pair.difference is None for pair in group) else "NO",
         )
+    console.print()
     console.print(table)
 
 
@@ -128,7 +129,7 @@ def _ratio(group: Sequence[Pair]) -> float | None:
 def _print_steps(console: Console, engine: Engine) -> None:
     stats = engine.stats()
     console.print(
-        f"{stats.num_steps} decode steps, all replays of captured cells; "
+        f"{stats.num_steps} decode steps, {sum(stats.replays.values())} replays of captured cells, "
         f"compile events after warm-up: {stats.compile_events_after_warmup}"
     )
 

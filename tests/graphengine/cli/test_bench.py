@@ -1,0 +1,95 @@
+"""`bench` and `demo` as commands: output, JSON, exit code 1 where streams differ."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from graphengine.bench.pairs import Difference
+from graphengine.cli.bench import bench_config, parse_numbers
+from graphengine.cli.demo import demo_config
+from graphengine.cli.options import EngineOptions
+from tests.graphengine.cli.conftest import SMALL, Cli
+
+DIFFERENCE = Difference(prompt_id="p", position=3, off=7, on=9)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.json"
+    entry = {"id": "p", "kind": "w", "chat": True, "text": "one two one two one two"}
+    path.write_text(json.dumps([entry, {**entry, "id": "q", "chat": False}]))
+    return path
+
+
+def test_bench_prints_and_writes_everything(
+    cli: Cli, checkpoint: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Guards against a report that cannot be checked: raw pairs, machine and versions missing."""
+    target = tmp_path / "out.json"
+    result = cli(
+        "bench", checkpoint, "--prompts", prompts, "--k", "1,2", "--rounds", 2, "--max-tokens", 8,
+        "--replays", 2, "--json", target, *SMALL,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert "4 of 4" in result.out
+    data = json.loads(target.read_text())
+    assert len(data["pairs"]) == 2 * 2 * 2
+    assert all(pair["identical"] and pair["off"]["draft_tokens"] == 0 for pair in data["pairs"])
+    assert [(row["k"], row["num_pairs"]) for row in data["summary"]] == [(1, 4), (2, 4)]
+    assert {(step["k"], step["context"]) for step in data["steps"]} == {
+        (k, context) for k in (0, 1, 2) for context in (100, 252)
+    }
+    assert data["machine"]["cores"] >= 1
+    assert data["machine"]["threads"] >= 1
+    assert data["versions"]["torch"]
+    assert data["engine"]["draft_lengths"] == [0, 1, 2]
+    assert data["command"]
+
+
+@pytest.mark.parametrize("command", ["bench", "demo"])
+def test_a_difference_is_exit_code_1(
+    cli: Cli, checkpoint: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a check that prints a difference and calls it success."""
+    monkeypatch.setattr("graphengine.bench.pairs.first_difference", lambda *_: DIFFERENCE)
+    replays = ["--replays", 0] if command == "bench" else []
+    size = ["--compile", "off", "--max-num-seqs", 1, "--max-model-len", 512]
+    options = ["--rounds", 1, "--max-tokens", 2, *replays, *size]
+    result = cli(command, checkpoint, *options)
+    assert result.code == 1
+    assert "p: token 3 is 7 with speculation off and 9 with it on" in result.err
+
+
+def test_bench_config_gives_every_length_a_cell() -> None:
+    """Guards against a k that runs padded in a wider cell, and against prefix caching in pairs."""
+    config, lengths = bench_config(EngineOptions().config(), "4,2", 8)
+    assert lengths == [2, 4]
+    assert config.capture.draft_lengths == (0, 1, 2, 3, 4)
+    assert config.speculative is not None
+    assert config.speculative.max_draft_tokens == 4
+    assert not config.cache.enable_prefix_caching
+    asked = EngineOptions(speculate="ngram:5").config()
+    assert bench_config(asked, None, 1)[1] == [5]
+    assert not demo_config(EngineOptions().config()).cache.enable_prefix_caching
+
+
+def test_number_lists() -> None:
+    """Guards against "1,8" read as anything else."""
+    assert parse_numbers("--k", " 8,1, 2,8", minimum=1) == [1, 2, 8]
+    for bad in ("", "1,", "0", "-1", "1.5", "a"):
+        with pytest.raises(ValueError, match="--k"):
+            parse_numbers("--k", bad, minimum=1)
+
+
+@pytest.mark.slow
+def test_demo_on_the_demo_model(cli: Cli) -> None:
+    """Guards against a first command of the README that fails or whose streams differ."""
+    result = cli("demo", "--rounds", 1, "--max-tokens", 32, "--max-num-seqs", 1)
+    assert result.code == 0, result.err
+    assert "not one differs between off and on" in result.out
+    assert "clockmaker" in result.out
+    assert "\x1b" not in result.out
+    for column in ("off", "on/off", "accepted", "tokens a step", "identical"):
+        assert column in result.out
+    assert "NO" not in result.out.split("identical")[1]

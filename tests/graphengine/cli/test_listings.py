@@ -1,0 +1,137 @@
+"""`capture-plan`, `proposers`, help and version; colours and progress."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from graphengine.bench.environment import version
+from graphengine.cli.console import StartProgress, has_colour
+from graphengine.cli.drafts import legend, paint
+from graphengine.cli.options import EngineOptions
+from graphengine.cli.plan import plan_bytes
+from graphengine.engine import Engine
+from graphengine.models import loader
+from graphengine.models.tokenizer import Tokenizer
+from proposers import registry
+from tests.graphengine.cli.conftest import Cli
+from tests.tiny import make_tokenizer
+
+COMMANDS = ("generate", "chat", "bench", "capture-plan", "proposers", "demo")
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def test_help_names_every_command(cli: Cli) -> None:
+    """Guards against a command that is not registered; no command at all shows the help."""
+    for arguments in ([], ["--help"]):
+        result = cli(*arguments)
+        assert result.code == 0
+        assert all(name in result.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(cli: Cli, name: str) -> None:
+    """Guards against options that cannot be turned into a command line."""
+    result = cli(name, "--help")
+    assert result.code == 0
+    assert ("--max-model-len" in result.out) == (name != "proposers")
+
+
+def test_version(cli: Cli) -> None:
+    """Guards against a version other than the installed one."""
+    result = cli("--version")
+    assert result.code == 0
+    assert result.out.startswith(f"graphengine {version('graphengine') or '('}")
+
+
+def test_plan_is_what_is_allocated(checkpoint: Path) -> None:
+    """Guards against estimates that drift from the real buffers, KV cache and weights."""
+    config = EngineOptions(
+        compile="off", lazy=True, max_num_seqs=3, max_model_len=64, speculate="ngram:2"
+    ).config()
+    engine = Engine(checkpoint, config)
+    planned = plan_bytes(engine.resolved)
+    assert sum(planned.buffers.values()) == engine.runner.buffers.num_bytes
+    assert planned.weights == engine.runner.decoder.weights.num_bytes
+    model, sizes = engine.resolved.model, engine.resolved.sizes
+    rows = engine.resolved.num_blocks * sizes.block_size
+    assert planned.kv == rows * model.num_layers * 2 * model.kv_size * 4
+    assert list(planned.cells) == list(engine.resolved.table)
+    engine.close()
+
+
+def test_capture_plan_lists_every_cell_without_weights(
+    cli: Cli, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a dry run that is not dry, or that leaves out cells or totals."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise AssertionError("a dry run read weights")
+
+    monkeypatch.setattr(loader, "load_weights", fail)
+    monkeypatch.setattr("graphengine.startup.load_weights", fail)
+    toml = tmp_path / "capture.toml"
+    toml.write_text("[capture]\nnum_reqs = [1, 3]\ndraft_lengths = [0, 2]\n")
+    result = cli(
+        "capture-plan", checkpoint, "--max-num-seqs", 4, "--speculate", "ngram:5",
+        "--capture-config", toml, "--graph", "eager", "--lazy-capture",
+    )  # fmt: skip
+    assert result.code == 0
+    cells = re.findall(r"(\d+x\d+):greedy", result.out)
+    assert sorted(cells) == sorted(f"{n}x{q}" for n in (1, 3, 4) for q in (1, 3, 6))
+    assert "9 cells, graph kind eager, captured on first use" in result.out
+    assert re.search(r"static buffers [\d.,]+ MiB, KV cache [\d.,]+ MiB \(\d+ blocks", result.out)
+    for buffer in ("token_ids", "block_table", "logits", "packed"):
+        assert buffer in result.out
+
+
+def test_proposers_lists_the_registry(cli: Cli) -> None:
+    """Guards against a support matrix that hides what is refused, and why."""
+    result = cli("proposers")
+    assert result.code == 0
+    rows = {line.split("│")[1].strip(): line for line in result.out.splitlines() if "│" in line}
+    for info in registry.infos():
+        assert info.status in rows[info.name]
+    assert "mock-oracle" not in result.out
+    assert "mock-oracle" in cli("proposers", "--testing").out
+
+
+def test_painting_adds_colours_and_nothing_else() -> None:
+    """Guards against lost or doubled text, and against colours that mix up the origins."""
+    tokenizer = Tokenizer(make_tokenizer())
+    token_ids = tokenizer.encode("the naïve café")[1:]
+    origins = (["accepted", "recovered", "bonus"] * len(token_ids))[: len(token_ids)]
+    painted = paint(tokenizer, token_ids, origins)  # type: ignore[arg-type]
+    assert ESCAPE.sub("", painted) == "the naïve café"
+    assert paint(tokenizer, token_ids, ["bonus"] * len(token_ids)) == "the naïve café"
+    green = paint(tokenizer, token_ids, ["accepted"] * len(token_ids))
+    assert set(ESCAPE.findall(green)) == {"\x1b[32m", "\x1b[0m"}
+    assert "\x1b[32m" in legend(colour=True)
+    assert "\x1b" not in legend(colour=False)
+
+
+def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against escape codes in pipes and against NO_COLOR being ignored."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert has_colour(Console(file=io.StringIO(), force_terminal=True))
+    assert not has_colour(Console(file=io.StringIO()))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_colour(Console(file=io.StringIO(), force_terminal=True))
+
+
+def test_progress_without_a_terminal_is_one_line_a_phase(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Guards against a log filled by a progress bar."""
+    progress = StartProgress(None)
+    for done in range(4):
+        progress("weights", done, 3, "x")
+    progress("capture", 2, 2, "captured")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" (")[0] for line in lines] == [
+        "loading weights: 3 of 3",
+        "capturing cells: 2 of 2",
+    ]
