@@ -1,4 +1,4 @@
-"""Admission: from what a caller asked for to a request that the engine can serve, or a clear refusal.
+"""Admission: from what a caller asked for to a request that can be served, or a clear refusal.
 
 Owns the checks that need the model's vocabulary. Queues nothing, so a refused request leaves no
 trace; what depends on the pool and on other requests is checked by the scheduler.

@@ -20,7 +20,7 @@ from graphengine.commit import commit
 from graphengine.config import EngineConfig
 from graphengine.kv.manager import KVManager
 from graphengine.outputs import EngineStats, RequestOutput
-from graphengine.request import Request, RequestStatus
+from graphengine.request import RequestStatus
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import DecodeSlot, PrefillChunk, Scheduler, StepPlan
 from graphengine.startup import StartProgress, start
@@ -94,7 +94,8 @@ class Engine:
         self._draft_limit = resolved.sizes.max_draft_tokens
         self._streams: dict[str, OutputStream] = {}
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
-        self._finished: list[RequestOutput] = []
+        self._undelivered: list[RequestOutput] = []  # outputs that no step has returned yet
+        self._closed = False
 
     def add_request(
         self, request_id: str, prompt: str | Sequence[int], params: SamplingParams | None = None
@@ -109,7 +110,9 @@ class Engine:
         Raises:
             ValueError: a bad prompt or parameter, an id in use, or a request that can never fit.
                 Nothing is queued.
+            RuntimeError: the engine is closed.
         """
+        self._check_open()
         request = make_request(
             request_id,
             prompt,
@@ -124,21 +127,32 @@ class Engine:
         return self.scheduler.has_unfinished_requests
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the outputs of the requests that got tokens or finished."""
+        """Run one step; returns the outputs of the requests that got tokens or finished.
+
+        What a proposer raises comes out of here. Requests stay as they were, or have what the step
+        verified, which the next step then delivers.
+        """
+        self._check_open()
         plan = self.scheduler.schedule(self._draft_ladder)
         self._follow(plan)
         self._prefill(plan.chunks)
         draft = self._propose(plan)
         sampled = self._verify(plan.decodes, draft)
         self._commit(sampled)
-        return self._emit(sampled)
+        finished = self._emit(sampled)
+        self._notify(sampled, finished)
+        return self._deliver()
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request wherever it stands; False where the id is unknown or finished already."""
+        """Drop a request wherever it stands; False where the id is unknown or finished already.
+
+        Its last output comes with the next step.
+        """
         request = self.scheduler.abort(request_id)
         if request is None:
             return False
-        self._finished.append(self._finish(self._streams[request_id]))
+        self._undelivered.append(self._finish(self._streams[request_id]))
+        self._forget([request_id])
         return True
 
     @property
@@ -156,18 +170,32 @@ class Engine:
             raise ValueError(f"draft_limit={limit!r}: expected an integer from 0 to {most}")
         self._draft_limit = limit
 
+    def reset_prefix_cache(self) -> int:
+        """Forget cached prefixes that no request holds; returns the number of blocks."""
+        return self.kv.pool.unpublish_free()
+
     def stats(self) -> EngineStats:
         """Counters since start."""
+        self._check_open()
         return self._counter.snapshot(self.runner, self.kv)
 
     def capture_report(self) -> str:
         """The shape table as captured, printable."""
+        self._check_open()
         return self.runner.manager.report()
 
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
         self.runner.close()
+        del self.runner
         self._streams.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed; start another")
 
     @property
     def _draft_ladder(self) -> list[int]:
@@ -175,8 +203,8 @@ class Engine:
 
     def _follow(self, plan: StepPlan) -> None:
         """Bring the persistent rows up to date with what the scheduler decided."""
-        for request in plan.preempted:
-            self._forget(request)
+        self._counter.num_preemptions += len(plan.preempted)
+        self._forget([request.request_id for request in plan.preempted])
         for request in plan.admitted:
             self.state.admit(request)
             if request.metrics.first_scheduled_time is None:
@@ -240,50 +268,58 @@ class Engine:
             self._counter.count_request(
                 item.num_draft_tokens, item.num_accepted, len(item.token_ids)
             )
-        if self.proposer is not None and sampled:
-            self.proposer.on_commit(
-                Commit(
-                    request_ids=[item.slot.request.request_id for item in sampled],
-                    token_ids=[item.token_ids for item in sampled],
-                    num_accepted=[item.num_accepted for item in sampled],
-                )
-            )
 
-    def _emit(self, sampled: Sequence[Sampled]) -> list[RequestOutput]:
-        """Outputs: requests aborted since the last step, then those that got tokens."""
-        outputs, self._finished = self._finished, []
+    def _emit(self, sampled: Sequence[Sampled]) -> list[str]:
+        """Make the outputs of what was committed; returns the ids of requests that finished."""
+        finished = []
         for item in sampled:
-            request = item.slot.request
-            stream = self._streams.get(request.request_id)
-            if stream is None:
-                continue  # aborted while its step was under way
+            request, stream = item.slot.request, self._streams[item.slot.request.request_id]
             text = stream.add(
                 item.token_ids,
                 num_draft_tokens=item.num_draft_tokens,
                 num_accepted=item.num_accepted,
             )
             reason = request.check_finished()
-            if reason is not None:
-                self.scheduler.finish(request, reason)
-                outputs.append(self._finish(stream, text, len(item.token_ids)))
-            else:
-                outputs.append(stream.output(text, len(item.token_ids)))
+            if reason is None:
+                self._undelivered.append(stream.output(text, len(item.token_ids)))
+                continue
+            self.scheduler.finish(request, reason)
+            self._undelivered.append(self._finish(stream, text, len(item.token_ids)))
+            finished.append(request.request_id)
+        return finished
+
+    def _notify(self, sampled: Sequence[Sampled], finished: Sequence[str]) -> None:
+        """Tell the proposer what was committed and who is gone.
+
+        Last of all, so that a proposer that raises here finds a finished step behind it.
+        """
+        if self.proposer is None or not sampled:
+            return
+        committed = Commit(
+            request_ids=[item.slot.request.request_id for item in sampled],
+            token_ids=[item.token_ids for item in sampled],
+            num_accepted=[item.num_accepted for item in sampled],
+        )
+        try:
+            self.proposer.on_commit(committed)
+        finally:
+            self._forget(finished)
+
+    def _deliver(self) -> list[RequestOutput]:
+        outputs, self._undelivered = self._undelivered, []
         return outputs
 
     def _finish(
         self, stream: OutputStream, new_text: str = "", num_new_tokens: int = 0
     ) -> RequestOutput:
         """Last output of a request that the scheduler has let go."""
-        request = stream.request
         new_text += stream.finish()
-        self._forget(request)
-        self._counter.num_preemptions += request.metrics.num_preemptions
-        del self._streams[request.request_id]
+        del self._streams[stream.request.request_id]
         return stream.output(new_text, num_new_tokens)
 
-    def _forget(self, request: Request) -> None:
-        if self.proposer is not None:
-            self.proposer.forget([request.request_id])
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        if self.proposer is not None and request_ids:
+            self.proposer.forget(request_ids)
 
     def _make_proposer(self) -> Proposer | None:
         speculative = self.config.speculative

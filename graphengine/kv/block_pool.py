@@ -136,3 +136,12 @@ class BlockPool:
         self._digest_of[block_id] = digest
         self._block_of[digest] = block_id
         return True
+
+    def unpublish_free(self) -> int:
+        """Forgets the contents of every free published block; returns how many there were."""
+        count = len(self._cached)
+        for block_id in self._cached:
+            del self._block_of[self._digest_of.pop(block_id)]
+        self._clean.extend(reversed(self._cached))
+        self._cached.clear()
+        return count

@@ -142,3 +142,17 @@ def test_a_bad_touch_or_publish_changes_nothing() -> None:
     with pytest.raises(AssertionError, match="cannot allocate -1"):
         pool.allocate(-1)
     assert snapshot(pool) == before
+
+
+def test_unpublish_free_forgets_only_what_nobody_holds() -> None:
+    """A reset of the prefix cache must not take blocks from running requests."""
+    pool = BlockPool(4)
+    held, free = pool.allocate(2) or []
+    pool.publish(held, b"held")
+    pool.publish(free, b"free")
+    pool.free([free])
+    assert pool.unpublish_free() == 1
+    assert pool.find(b"held") == held
+    assert pool.find(b"free") is None
+    assert (pool.num_free, pool.num_cached) == (2, 0)
+    assert sorted(pool.allocate(2) or []) == sorted({1, 2, 3} - {held})
