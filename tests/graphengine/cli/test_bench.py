@@ -10,6 +10,7 @@ from graphengine.cli.bench import bench_config, parse_numbers
 from graphengine.cli.demo import demo_config
 from graphengine.cli.options import EngineOptions
 from tests.graphengine.cli.conftest import SMALL, Cli
+from tests.tiny import make_checkpoint
 
 DIFFERENCE = Difference(prompt_id="p", position=3, off=7, on=9)
 
@@ -49,12 +50,14 @@ def test_bench_prints_and_writes_everything(
 
 @pytest.mark.parametrize("command", ["bench", "demo"])
 def test_a_difference_is_exit_code_1(
-    cli: Cli, checkpoint: Path, command: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a check that prints a difference and calls it success."""
     monkeypatch.setattr("graphengine.bench.pairs.first_difference", lambda *_: DIFFERENCE)
     replays = ["--replays", 0] if command == "bench" else []
-    size = ["--compile", "off", "--max-num-seqs", 1, "--max-model-len", 512]
+    # The demo's prompts are long in tokens of one byte each.
+    checkpoint = make_checkpoint(tmp_path / "long", max_position_embeddings=1024)
+    size = ["--compile", "off", "--max-num-seqs", 1]
     options = ["--rounds", 1, "--max-tokens", 2, *replays, *size]
     result = cli(command, checkpoint, *options)
     assert result.code == 1

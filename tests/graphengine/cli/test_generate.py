@@ -49,7 +49,7 @@ def _with_newline(text: str) -> str:
 def test_every_source_gives_the_same_answer(
     cli: Cli, checkpoint: Path, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against prompts that differ by a line break, and text lost or repeated in streaming."""
+    """Guards against prompts with a stray line break, and text lost or repeated in streaming."""
     argument = cli("generate", checkpoint, "hello", *TOKENS, *SMALL)
     assert argument.out == _with_newline(expected)
     assert argument.code == 0
