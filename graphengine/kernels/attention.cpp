@@ -34,11 +34,6 @@ struct Problem {
     return window > 0 && positions[t] >= window ? positions[t] - window + 1 : 0;
   }
   const float* query(int64_t t, int64_t head) const { return qkv + (t * (Hq + 2 * Hkv) + head) * D; }
-  // Key of one position; its value lies one plane further.
-  const T* key(int64_t r, int64_t position, int64_t kv_head) const {
-    int64_t block = block_table[r * table_stride + position / block_size];
-    return kv_cache + (block * 2 * block_size + position % block_size) * Hkv * D + kv_head * D;
-  }
   int64_t plane() const { return block_size * Hkv * D; }
 
   // The heads of a kv head go in blocks that fit the workspace.
@@ -72,22 +67,67 @@ void copy_widened(float* to, const T* from, int64_t D) {
   for (; d < D; d++) to[d] = to_float(from[d]);
 }
 
-// Loads places [begin, end) of chunk c: no position that none of the queries may see is read.
+// What a thread loads after the present chunk; chunk < 0: nothing.
+struct Next {
+  int64_t chunk, kv_head;
+};
+
+// Walks the positions of a request upwards: one division at the start instead of one a position.
+template <typename T>
+struct Cursor {
+  const Problem<T>& p;
+  const int32_t* block;
+  int64_t offset, kv_head;
+
+  Cursor(const Problem<T>& problem, int64_t r, int64_t position, int64_t head)
+      : p(problem),
+        block(p.block_table + r * p.table_stride + position / p.block_size),
+        offset(position % p.block_size),
+        kv_head(head) {}
+  // Key of the position; its value lies one plane further.
+  const T* key() const {
+    return p.kv_cache + (*block * 2 * p.block_size + offset) * p.Hkv * p.D + kv_head * p.D;
+  }
+  void step() {
+    if (++offset < p.block_size) return;
+    offset = 0;
+    block++;
+  }
+};
+
+template <typename T>
+void prefetch_row(const T* row, int64_t D) {
+  for (const char* at = reinterpret_cast<const char*>(row),
+                  *end = reinterpret_cast<const char*>(row + D);
+       at < end; at += 64)
+    __builtin_prefetch(at);
+}
+
+// Loads places [begin, end) of chunk c: no position that none of the queries may see is read. Pages
+// defeat the hardware's prefetcher, so each row also fetches its like of the next chunk.
 template <typename T>
 void load_chunk(Workspace& work, const Problem<T>& p, const Block& b, int64_t c, int64_t begin,
-                int64_t end) {
+                int64_t end, Next next) {
   int64_t width = padded(p.D);
-  for (int64_t j = begin; j < end; j++) {
-    const T* key = p.key(b.r, c * kChunk + j, b.kv_head);
-    copy_widened(work.key + j * width, key, p.D);
-    copy_widened(work.value + j * width, key + p.plane(), p.D);
+  int64_t soon_end = next.chunk < 0 ? 0 : p.table_stride * p.block_size - next.chunk * kChunk;
+  Cursor<T> now(p, b.r, c * kChunk + begin, b.kv_head);
+  Cursor<T> soon(p, b.r, soon_end > begin ? next.chunk * kChunk + begin : 0, next.kv_head);
+  for (int64_t j = begin; j < end; j++, now.step()) {
+    if (j < soon_end) {
+      prefetch_row(soon.key(), p.D);
+      prefetch_row(soon.key() + p.plane(), p.D);
+      soon.step();
+    }
+    copy_widened(work.key + j * width, now.key(), p.D);
+    copy_widened(work.value + j * width, now.key() + p.plane(), p.D);
   }
 }
 
 // Results of a block's queries over chunk c; to(t, h) says where each goes. Rows that see nothing of
 // the chunk are left out.
 template <typename T, class To>
-void do_chunk(Workspace& work, const Problem<T>& p, const Block& b, int64_t c, const To& to) {
+void do_chunk(Workspace& work, const Problem<T>& p, const Block& b, int64_t c, Next next,
+              const To& to) {
   Query queries[kMaxQueries];
   int64_t count = 0, begin = kChunk, end = 0, width = padded(p.D);
   for (int64_t t = b.t0; t < b.t1; t++) {
@@ -103,7 +143,7 @@ void do_chunk(Workspace& work, const Problem<T>& p, const Block& b, int64_t c, c
     }
   }
   if (count == 0) return;
-  load_chunk(work, p, b, c, begin, end);
+  load_chunk(work, p, b, c, begin, end, next);
   attend(work, queries, count, p.D, 1.0f / std::sqrt(static_cast<float>(p.D)));
 }
 
@@ -127,7 +167,7 @@ void walk_block(const Problem<T>& p, const Block& b) {
   }
   for (int64_t c = first / kChunk; c <= last / kChunk; c++) {
     auto is_first = [&](int64_t t) { return c == p.first(t) / kChunk; };
-    do_chunk(workspace(), p, b, c,
+    do_chunk(workspace(), p, b, c, Next{c < last / kChunk ? c + 1 : -1, b.kv_head},
              [&](int64_t t, int64_t h) { return at(is_first(t) ? states : parts, t, h); });
     for (int64_t t = b.t0; t < b.t1; t++) {
       if (is_first(t) || p.first(t) / kChunk > c || p.positions[t] / kChunk < c) continue;
@@ -183,9 +223,11 @@ void split(const Problem<T>& p, const Team& team, int64_t stride) {
     Span span = span_of(p, r);
     int64_t here = span.chunks() * p.head_blocks();
     for (int64_t i = begin > unit ? begin - unit : 0; i < here && unit + i < end; i++) {
-      int64_t c = span.begin + i / p.head_blocks();
+      int64_t c = span.begin + i / p.head_blocks(), after = (i + 1) % p.head_blocks();
+      Next next{i + 1 < here ? span.begin + (i + 1) / p.head_blocks() : -1,
+                after / p.blocks_per_kv_head()};
       Block b = make_block(p, r, p.begin_row(r), p.end_row(r), i % p.head_blocks());
-      do_chunk(workspace(), p, b, c, [&](int64_t t, int64_t h) { return at(span, t, h, c); });
+      do_chunk(workspace(), p, b, c, next, [&](int64_t t, int64_t h) { return at(span, t, h, c); });
     }
     unit += here;
   }

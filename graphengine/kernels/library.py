@@ -19,6 +19,9 @@ from graphengine.kernels.build import build
 Kind = Literal["pointer", "int"]
 
 MAX_ARGUMENTS: Final = 20
+# attend.h's kChunk, and the widest vector of vec.h.
+ATTENTION_CHUNK: Final = 64
+MAX_LANES: Final = 16
 # Words of one recorded call: [function address, number of arguments, arguments, zeros].
 CALL_STRIDE: Final = MAX_ARGUMENTS + 2
 
@@ -119,6 +122,17 @@ def encode_call(name: str, arguments: Sequence[int]) -> list[int]:
         )
     padding = [0] * (MAX_ARGUMENTS - len(arguments))
     return [address(name), len(arguments), *arguments, *padding]
+
+
+def attention_scratch_floats(
+    *, num_tokens: int, num_heads: int, head_dim: int, max_context: int
+) -> int:
+    """Floats of scratch with which paged_attention can split few rows over threads.
+
+    With less it walks the chunks on fewer threads: the same bits, later.
+    """
+    chunks = -(-max_context // ATTENTION_CHUNK) + 1
+    return num_tokens * num_heads * chunks * (head_dim + 2 * MAX_LANES)
 
 
 def _checked(name: str) -> Function:
