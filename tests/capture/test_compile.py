@@ -19,6 +19,7 @@ import torch
 from capture.compile import PieceCompiler
 from capture.config import CaptureConfig
 from capture.ops import PythonOp
+from graphengine.kernels import library
 from tests.capture.helpers import TIER, WIDTH, bits, fill_inputs, make_manager, outputs
 
 Tensor = torch.Tensor
@@ -40,6 +41,7 @@ def run(op: PythonOp, rows: int, width: int = WIDTH) -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    library.load()  # from the user's cache: the kernels need not be built again
     directory = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAPHENGINE_CACHE_DIR", str(directory))
