@@ -139,10 +139,12 @@ class ModelRunner:
         return self.buffers.cell(key)["logits"].view(key.num_reqs, key.query_len, -1)
 
     def close(self) -> None:
-        """Drop graphs and buffers; closing twice is fine."""
+        """Drop graphs, buffers, weights and KV, so that their memory is free at once."""
         self.manager.close()
         self._cells.clear()
         self.buffers.release()
+        # The manager holds the step, the step the decoder, and the manager's filler this runner.
+        del self.manager, self.decoder, self._packed
 
     def _cell(self, key: ShapeKey) -> _Cell:
         cell = self._cells.get(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphengine.models.detokenizer import IncrementalDetokenizer
 from graphengine.models.tokenizer import Tokenizer
@@ -69,5 +69,5 @@ class OutputStream:
             finished=request.is_finished,
             new_text=new_text,
             num_new_tokens=num_new_tokens,
-            metrics=request.metrics,
+            metrics=replace(request.metrics),
         )

@@ -133,6 +133,12 @@ class Harness:
             assert state.num_tokens[row] == request.num_tokens
             assert state.history(request).tolist() == request.token_ids
 
+    def audit_between_steps(self) -> None:
+        """As `audit`, after a step that broke off: its reservations last until the next one."""
+        for request in self.engine.scheduler.running:
+            self.engine.kv.trim(request)
+        self.audit()
+
     def check_drained(self) -> None:
         """Nothing is left of finished requests but cached blocks."""
         stats = self.engine.kv.stats()
