@@ -16,7 +16,7 @@ from capture.compile import PieceCompiler
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, ForwardBuffers, ForwardInputs
 from graphengine.request_state import MAX_STOP_IDS
-from graphengine.resolve import RunnerSizes
+from graphengine.resolve import MAX_PREFILL_ROWS, RunnerSizes
 from graphengine.sampling.verifier import NO_STOP, greedy_verify
 
 Views = Mapping[str, torch.Tensor]
@@ -54,6 +54,18 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
             name="packed", shape=(rows, width), dtype=torch.int32, role="output", cells_only=True
         ),
     ]
+
+
+def make_buffers(model: ModelConfig, sizes: RunnerSizes, device: torch.device) -> StaticBuffers:
+    """The static buffers of a runner; on the meta device they only tell their size."""
+    return StaticBuffers(
+        buffer_specs(model, sizes),
+        max_num_reqs=sizes.num_state_rows,
+        max_num_tokens=MAX_PREFILL_ROWS,
+        max_cell_tokens=sizes.max_cell_tokens,
+        max_query_len=sizes.max_draft_tokens + 1,
+        device=device,
+    )
 
 
 class CapturedStep:

@@ -14,24 +14,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from capture.buffers import StaticBuffers
 from capture.compile import PieceCompiler
 from capture.config import CaptureConfig
 from capture.manager import CaptureManager
 from capture.shapes import ShapeKey
 from graphengine import step_batch
 from graphengine.attention.base import AttentionShape
-from graphengine.captured_step import CapturedStep, buffer_specs
+from graphengine.captured_step import CapturedStep, make_buffers
 from graphengine.kernels import library
 from graphengine.models.decoder import Decoder, DecoderWeights, ForwardBuffers, ForwardInputs
 from graphengine.models.layers import LayerOps
 from graphengine.models.native_ops import NativeAttention, NativeOps
 from graphengine.models.torch_ops import TorchOps
 from graphengine.request_state import IntArray, RequestState
-from graphengine.resolve import GREEDY, ResolvedConfig
+from graphengine.resolve import GREEDY, MAX_PREFILL_ROWS, ResolvedConfig
 from graphengine.scheduler import PrefillChunk
-
-MAX_PREFILL_ROWS = 256  # rows of one prefill forward; longer chunks take several
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class ModelRunner:
         self.sizes = resolved.sizes
         self.compiler = PieceCompiler("off" if capture.compile == "off" else "inductor")
         self.decoder = make_decoder(resolved, weights, kv_caches, capture, self.compiler)
-        self.buffers = make_buffers(resolved)
+        self.buffers = make_buffers(resolved.model, self.sizes, torch.device("cpu"))
         self.manager = CaptureManager(
             resolved.table,
             self.buffers,
@@ -167,19 +164,6 @@ class ModelRunner:
         views["num_draft_tokens"][: key.num_reqs] = (key.query_len - 1) * variant
 
 
-def make_buffers(resolved: ResolvedConfig) -> StaticBuffers:
-    """The static buffers of a runner."""
-    sizes = resolved.sizes
-    return StaticBuffers(
-        buffer_specs(resolved.model, sizes),
-        max_num_reqs=sizes.num_state_rows,
-        max_num_tokens=MAX_PREFILL_ROWS,
-        max_cell_tokens=sizes.num_state_rows * (sizes.max_draft_tokens + 1),
-        max_query_len=sizes.max_draft_tokens + 1,
-        device=torch.device("cpu"),
-    )
-
-
 def make_decoder(
     resolved: ResolvedConfig,
     weights: DecoderWeights,
@@ -193,12 +177,11 @@ def make_decoder(
     if capture.compile in ("auto", "native"):
         ops = NativeOps(dtype, model.rms_norm_eps)
     else:
-        cell_rows = sizes.num_state_rows * (sizes.max_draft_tokens + 1)
         ops = TorchOps(
             compiler,
             dtype,
             model.rms_norm_eps,
-            max_rows=max(MAX_PREFILL_ROWS, cell_rows),
+            max_rows=max(MAX_PREFILL_ROWS, sizes.max_cell_tokens),
             intermediate_size=model.intermediate_size,
         )
     shape = AttentionShape(

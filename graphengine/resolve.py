@@ -18,6 +18,7 @@ from graphengine.models.native_ops import kernel_suffix
 from graphengine.scheduler import SchedulerConfig
 
 GREEDY = "greedy"  # the one tier built: every row T = 0 and no active processor
+MAX_PREFILL_ROWS = 256  # rows of one prefill forward; longer chunks take several
 DEFAULT_MAX_MODEL_LEN = 8192
 DEFAULT_BATCHED_TOKENS = 2048
 
@@ -35,6 +36,11 @@ class RunnerSizes:
     def num_state_rows(self) -> int:
         """Rows of per-request inputs; at least 2, since torch specialises on size 1."""
         return max(2, self.max_num_seqs)
+
+    @property
+    def max_cell_tokens(self) -> int:
+        """Rows of the largest cell."""
+        return self.num_state_rows * (self.max_draft_tokens + 1)
 
     @property
     def max_blocks(self) -> int:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from capture.manager import check_memory_budget
+from graphengine.captured_step import make_buffers
 from graphengine.config import EngineConfig
 from graphengine.kernels import library
 from graphengine.kv import cache as kv_cache
@@ -70,6 +72,8 @@ def start(
     with times.phase("headers"):
         opened = open_model(model)
         resolved = resolve(opened.config, config)
+        planned = make_buffers(resolved.model, resolved.sizes, torch.device("meta"))
+        check_memory_budget(config.capture, planned.num_bytes)
     with times.phase("kernels"):
         library.load()
     with times.phase("weights"):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -18,7 +18,7 @@ from rich.progress import Progress
 from capture.shapes import DEFAULT_DRAFT_LENGTHS
 from graphengine.bench import environment, report
 from graphengine.bench.pairs import Pair, PairPlan, PairRunner
-from graphengine.bench.peer import Peer, PeerRound, run_rounds
+from graphengine.bench.peer import PEERS, Peer, PeerRound, run_rounds
 from graphengine.bench.steps import StepTime, step_times
 from graphengine.bench.workloads import Prompt, batches, encode, load_workloads
 from graphengine.cli.console import note, stderr, stdout
@@ -72,8 +72,7 @@ def bench(
     workloads = _select(prompts or [PROMPTS_FILE], workload)
     sizes = parse_numbers("--batch", batch, minimum=1)
     config, lengths = bench_config(options.config(), k, max(sizes))
-    if json_file is not None and not json_file.resolve().parent.is_dir():
-        raise ValueError(f"--json {json_file}: the folder does not exist")
+    _check_early(against, json_file)
     engine = open_engine(model, config)
     plan = PairPlan(
         workloads=workloads,
@@ -82,27 +81,19 @@ def bench(
         rounds=rounds,
         max_tokens=max_tokens,
     )
-    console = stdout()
     measured = Measured(pairs=[], steps=[], rounds=[])
     try:
-        measured.pairs.extend(_pairs(engine, plan))
-        console.print(report.pair_table(report.summarise(measured.pairs)))
-        if replays:
-            measured.steps.extend(_steps(engine, sizes, lengths, replays))
-            console.print(report.step_table(measured.steps))
+        _measure(measured, engine, plan, replays)
         if against is not None:
             measured.rounds.extend(_against(engine, against, model, plan))
-            console.print(report.peer_table(measured.rounds))
-        about = {
-            **environment.describe(environment.command_line()),
-            "engine": environment.describe_engine(engine),
-        }
+            stdout().print(report.peer_table(measured.rounds))
+        about = environment.describe(environment.command_line())
+        about["engine"] = environment.describe_engine(engine)
     finally:
         engine.close()
     if json_file is not None:
-        data = {**about, **report.as_json(measured.pairs, measured.steps, measured.rounds)}
-        json_file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        note(f"written: {json_file}")
+        results = report.as_json(measured.pairs, measured.steps, measured.rounds)
+        _write(json_file, {**about, **results})
     _check_identical(measured.pairs)
 
 
@@ -113,6 +104,16 @@ class Measured:
     pairs: list[Pair]
     steps: list[StepTime]
     rounds: list[PeerRound]
+
+
+def _measure(measured: Measured, engine: Engine, plan: PairPlan, replays: int) -> None:
+    """Pairs and step times, each table printed as soon as it is known."""
+    console = stdout()
+    measured.pairs.extend(_pairs(engine, plan))
+    console.print(report.pair_table(report.summarise(measured.pairs)))
+    if replays:
+        measured.steps.extend(_steps(engine, plan, replays))
+        console.print(report.step_table(measured.steps))
 
 
 def bench_config(
@@ -189,16 +190,14 @@ def _pairs(engine: Engine, plan: PairPlan) -> list[Pair]:
         return runner.run_plan(plan, lambda: bars.advance(task))
 
 
-def _steps(
-    engine: Engine, sizes: Sequence[int], lengths: Sequence[int], replays: int
-) -> list[StepTime]:
+def _steps(engine: Engine, plan: PairPlan, replays: int) -> list[StepTime]:
     note("measuring step times")
-    draft_lengths = sorted({0, *engine.resolved.table.draft_lengths, *lengths})
+    draft_lengths = engine.resolved.table.draft_lengths
     room = engine.resolved.sizes.max_model_len - max(draft_lengths) - 2
     contexts = sorted({min(_SHORT, room), min(_LONG, room)})
     return [
         step
-        for size in sizes
+        for size in plan.batch_sizes
         for context in contexts
         for step in step_times(
             engine,
@@ -220,6 +219,19 @@ def _against(engine: Engine, peer_name: str, model: str, plan: PairPlan) -> list
     note(f"starting {peer_name}")
     with Peer.start(peer_name, model, dtype=dtype, num_threads=torch.get_num_threads()) as peer:
         return run_rounds(engine, peer, batch_list, rounds=plan.rounds, num_tokens=_PEER_TOKENS)
+
+
+def _check_early(against: str | None, json_file: Path | None) -> None:
+    """What would otherwise be refused only after minutes of measuring."""
+    if against is not None and against not in PEERS:
+        raise ValueError(f"--against {against}: allowed are {', '.join(PEERS)}")
+    if json_file is not None and not json_file.resolve().parent.is_dir():
+        raise ValueError(f"--json {json_file}: the folder does not exist")
+
+
+def _write(file: Path, data: dict[str, Any]) -> None:
+    file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    note(f"written: {file}")
 
 
 def _check_identical(pairs: Sequence[Pair]) -> None:

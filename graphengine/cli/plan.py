@@ -12,15 +12,14 @@ from typing import Annotated
 import torch
 import typer
 from rich.table import Table
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from capture.buffers import StaticBuffers
 from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeKey
+from graphengine.captured_step import buffer_specs, make_buffers
 from graphengine.cli.console import stdout
 from graphengine.cli.options import EngineOptions, Model, command
 from graphengine.kv.cache import block_bytes
-from graphengine.model_runner import make_buffers
 from graphengine.models.decoder import DecoderWeights
 from graphengine.models.loader import open_model
 from graphengine.models.locate import DEMO_MODEL
@@ -44,10 +43,9 @@ class PlannedBytes:
 
 def plan_bytes(resolved: ResolvedConfig) -> PlannedBytes:
     """Sizes as the runner would allocate them, without allocating."""
-    with FakeTensorMode():
-        buffers = make_buffers(resolved)
-        sizes = {name: buffers.whole(name).nbytes for name in buffers.specs}
-        cells = {key: _view_bytes(buffers, key) for key in resolved.table}
+    buffers = make_buffers(resolved.model, resolved.sizes, torch.device("meta"))
+    sizes = {name: buffers.whole(name).nbytes for name in buffers.specs}
+    cells = {key: _view_bytes(buffers, key) for key in resolved.table}
     model, dtype = resolved.model, resolved.dtype
     block = block_bytes(model, dtype, resolved.sizes.block_size)
     weights = DecoderWeights.allocate(model, dtype, torch.device("meta"))
@@ -100,8 +98,7 @@ def _cell_table(planned: PlannedBytes) -> Table:
 
 
 def _buffer_table(planned: PlannedBytes, resolved: ResolvedConfig) -> Table:
-    with FakeTensorMode():
-        specs = make_buffers(resolved).specs
+    specs = {spec.name: spec for spec in buffer_specs(resolved.model, resolved.sizes)}
     table = Table(title="static buffers, shared by all cells")
     for name in ("buffer", "written by", "shape", "dtype", "bytes"):
         table.add_column(name, justify="right" if name == "bytes" else "left", no_wrap=True)
