@@ -44,6 +44,7 @@ MISSING = "/nonexistent/path"
         (["bench", "MODEL", "--prompts", MISSING], "cannot be read"),
         (["bench", "MODEL", "--workload", "none"], "--workload none"),
         (["bench", "MODEL", "--json", f"{MISSING}/f.json"], "the folder does not exist"),
+        (["bench", "MODEL", "--against", "none"], "--against none"),
         (["demo", MISSING], "does not exist"),
         (["chat", MISSING], "does not exist"),
     ],
