@@ -49,7 +49,7 @@ def test_version(cli: Cli) -> None:
 def test_plan_is_what_is_allocated(checkpoint: Path) -> None:
     """Guards against estimates that drift from the real buffers, KV cache and weights."""
     config = EngineOptions(
-        compile="off", lazy=True, max_num_seqs=3, max_model_len=64, speculate="ngram:2"
+        compile="off", lazy=True, max_num_seqs=3, max_model_len=256, speculate="ngram:2"
     ).config()
     engine = Engine(checkpoint, config)
     planned = plan_bytes(engine.resolved)
