@@ -92,8 +92,7 @@ def bench(
     finally:
         engine.close()
     if json_file is not None:
-        results = report.as_json(measured.pairs, measured.steps, measured.rounds)
-        _write(json_file, {**about, **results})
+        _write(json_file, about, measured)
     _check_identical(measured.pairs)
 
 
@@ -229,7 +228,8 @@ def _check_early(against: str | None, json_file: Path | None) -> None:
         raise ValueError(f"--json {json_file}: the folder does not exist")
 
 
-def _write(file: Path, data: dict[str, Any]) -> None:
+def _write(file: Path, about: dict[str, Any], measured: Measured) -> None:
+    data = {**about, **report.as_json(measured.pairs, measured.steps, measured.rounds)}
     file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     note(f"written: {file}")
 
