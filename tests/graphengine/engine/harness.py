@@ -98,6 +98,7 @@ class Harness:
     def drain(self) -> None:
         for _ in range(MAX_STEPS):
             if not self.engine.has_unfinished_requests():
+                self.step()  # delivers what was aborted since the last one
                 self.check_drained()
                 return
             self.step()

@@ -1,0 +1,114 @@
+"""Configuration faults, each refused before any weight is read, naming the field (case 41)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from capture.config import CaptureConfig
+from graphengine.config import CacheConfig, SpeculativeConfig
+from graphengine.llm import LLM
+from tests.graphengine.engine.checkpoints import Checkpoints
+
+FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "k-zero": (
+        lambda: {"speculative": SpeculativeConfig("ngram", max_draft_tokens=0)},
+        "max_draft_tokens=0.*1 to 64",
+    ),
+    "k-negative": (
+        lambda: {"speculative": SpeculativeConfig("ngram", max_draft_tokens=-3)},
+        "max_draft_tokens=-3",
+    ),
+    "k-fraction": (
+        lambda: {"speculative": SpeculativeConfig("ngram", max_draft_tokens=1.9)},  # type: ignore[arg-type]
+        r"max_draft_tokens=1\.9",
+    ),
+    "k-huge": (
+        lambda: {"speculative": SpeculativeConfig("ngram", max_draft_tokens=65)},
+        "max_draft_tokens=65",
+    ),
+    "k-zero-text": (lambda: {"speculative": "ngram:0"}, "max_draft_tokens=0"),
+    "k-no-number": (lambda: {"speculative": "ngram:six"}, "speculative='ngram:six'"),
+    "option-unknown": (
+        lambda: {"speculative": SpeculativeConfig("ngram", max_ngram=4)},
+        "max_ngram",
+    ),
+    "method-unknown": (lambda: {"speculative": SpeculativeConfig("ngrams")}, "ngrams.*ngram"),
+    "method-planned": (lambda: {"speculative": "eagle"}, "eagle.*planned"),
+    "k-above-budget": (
+        lambda: {
+            "speculative": "ngram:6",
+            "max_num_seqs": 2,
+            "max_num_batched_tokens": 4,
+        },
+        "max_num_batched_tokens",
+    ),
+    "seqs-above-budget": (
+        lambda: {"max_num_seqs": 8, "max_num_batched_tokens": 4},
+        "max_num_batched_tokens=4",
+    ),
+    "ladder-above-k": (
+        lambda: {"speculative": "ngram:2", "capture": CaptureConfig(draft_lengths=(4,))},
+        "draft_lengths.*4",
+    ),
+    "reqs-above-seqs": (
+        lambda: {"max_num_seqs": 2, "capture": CaptureConfig(num_reqs=(4,))},
+        "num_reqs.*4",
+    ),
+    "context-too-long": (lambda: {"max_model_len": 100_000}, "max_model_len=100000"),
+    "context-one": (lambda: {"max_model_len": 1}, "max_model_len=1"),
+    "pool-too-small": (
+        lambda: {"cache": CacheConfig(max_bytes=1000)},
+        "max_bytes=1000.*raise max_bytes",
+    ),
+    "unchunked-budget": (
+        lambda: {
+            "max_num_batched_tokens": 16,
+            "cache": CacheConfig(enable_chunked_prefill=False),
+        },
+        "max_num_batched_tokens = 16",
+    ),
+    "async": (lambda: {"async_steps": 1}, "async_steps=1"),
+    "graph": (lambda: {"capture": CaptureConfig(graph="cuda")}, "graph='cuda'"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_refused_before_weights(name: str, checkpoints: Checkpoints) -> None:
+    """A fault that shows at the first request, or is blamed on another field, or is ignored."""
+    make, message = FAULTS[name]
+    phases: list[str] = []
+    with pytest.raises(ValueError, match=message):
+        LLM(checkpoints.get(), progress=lambda phase, *_: phases.append(phase), **make())
+    assert phases == [], "weights were read before the fault was found"
+
+
+def test_a_start_without_faults_reports_weights_then_capture(checkpoints: Checkpoints) -> None:
+    """Guards the test above: weights that are read are reported."""
+    phases: list[str] = []
+    capture = CaptureConfig(compile="off")
+    with LLM(
+        checkpoints.get(),
+        max_model_len=64,
+        max_num_seqs=2,
+        numerics="fast",
+        capture=capture,
+        progress=lambda phase, *_: phases.append(phase),
+    ) as llm:
+        assert list(dict.fromkeys(phases)) == ["weights", "capture"]
+        seconds = llm.engine.start_times.seconds  # case 58: per-phase seconds, in order
+        assert {"headers", "weights", "capture"} <= set(seconds)
+        assert all(value >= 0 for value in seconds.values())
+
+
+def test_a_memory_budget_below_the_need_names_the_need(checkpoints: Checkpoints) -> None:
+    """A start that takes more than it was allowed, or says no figure that would do (case 57)."""
+    with pytest.raises(ValueError, match="memory_budget=1000.*need"):
+        LLM(
+            checkpoints.get(),
+            max_model_len=64,
+            numerics="fast",
+            capture=CaptureConfig(memory_budget=1000, compile="off"),
+        )

@@ -1,0 +1,86 @@
+"""Requests that are refused: a clear error, nothing queued, and everybody else unharmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphengine.llm import LLM
+from graphengine.request_state import MAX_STOP_IDS
+from graphengine.sampling.params import SamplingParams
+from tests.graphengine.engine.checkpoints import Checkpoints
+from tests.graphengine.engine.harness import Harness
+from tests.graphengine.engine.setups import Setup
+from tests.tiny import VOCAB_SIZE, make_checkpoint
+
+PARAMS = SamplingParams(max_tokens=10, ignore_eos=True)
+MANY_STOPS = SamplingParams(stop_token_ids=tuple(range(MAX_STOP_IDS + 1)))
+BAD: dict[str, tuple[str, list[int], SamplingParams, str]] = {
+    "empty": ("x", [], PARAMS, "empty"),
+    "negative": ("x", [1, -1], PARAMS, "negative"),
+    "outside": ("x", [1, VOCAB_SIZE], PARAMS, f"{VOCAB_SIZE}.*vocabulary"),
+    "too-long": ("x", [1] * 64, PARAMS, "max_model_len"),
+    "id-in-use": ("a", [1, 2], PARAMS, "use another"),
+    "stop-outside": ("x", [1], SamplingParams(stop_token_ids=(VOCAB_SIZE,)), "stop token"),
+    "many-stops": ("x", [1], MANY_STOPS, f"at most {MAX_STOP_IDS}"),
+    "pool": ("x", [1] * 40, SamplingParams(max_tokens=None), "KV blocks"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_refused_request_leaves_no_trace(name: str, checkpoints: Checkpoints) -> None:
+    """Half a request that stays queued, or a neighbour that is lost with it."""
+    request_id, prompt, params, message = BAD[name]
+    setup = Setup(k=2, compile="off", num_blocks=14)
+    alone = Harness(setup.start(checkpoints.get()))
+    alone.add("a", [5, 6, 7], PARAMS)
+    alone.drain()
+    harness = Harness(setup.start(checkpoints.get()))
+    harness.add("a", [5, 6, 7], PARAMS)
+    for _ in range(3):
+        with pytest.raises(ValueError, match=message):
+            harness.engine.add_request(request_id, prompt, params)
+        harness.step()
+    harness.drain()
+    assert harness.stream("a") == alone.stream("a")
+    assert list(harness.outputs) == ["a"]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "temperature", "stop_token_ids"])
+def test_bad_parameters_name_their_field(field: str) -> None:
+    """A parameter that is taken and ignored; an error that names another."""
+    bad: dict[str, Any] = {"max_tokens": 0, "temperature": 0.7, "stop_token_ids": (-1,)}
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: bad[field]})
+
+
+def test_generate_with_one_bad_prompt_leaves_nothing_queued(checkpoints: Checkpoints) -> None:
+    """The good prompts of a refused call, served with the next one."""
+    config = Setup(k=2, compile="off").config()
+    fields = {name: getattr(config, name) for name in ("speculative", "capture", "cache")}
+    with LLM(checkpoints.get(), max_model_len=64, numerics="fast", **fields) as llm:
+        with pytest.raises(ValueError, match="vocabulary"):
+            llm.generate([[1, 2], [3], [VOCAB_SIZE]], PARAMS)
+        assert not llm.engine.has_unfinished_requests()
+        assert llm.stats().kv_blocks_used == 0
+        (output,) = llm.generate([[1, 2]], PARAMS)
+        assert output.finished
+        assert len(output.outputs[0].token_ids) == 10
+        assert llm.stats().num_emitted_tokens == 10
+        with pytest.raises(ValueError, match="SamplingParams"):
+            llm.generate([[1], [2]], [PARAMS])
+        assert not llm.engine.has_unfinished_requests()
+
+
+def test_text_without_a_tokenizer(tmp_path: Any) -> None:
+    """A crash inside the tokenizer that is not there."""
+    engine = Setup(compile="off").start(make_checkpoint(tmp_path / "bare", tokenizer=False))
+    with pytest.raises(ValueError, match="tokenizer"):
+        engine.add_request("a", "some text")
+    engine.add_request("a", [1, 2], PARAMS)
+    while engine.has_unfinished_requests():
+        (output,) = engine.step() or [None]
+    assert output is not None
+    assert output.outputs[0].text == ""
+    assert len(output.outputs[0].token_ids) == 10
