@@ -57,7 +57,7 @@ demo: $(STAMP) ## SmolLM2 answers real prompts, speculation off and on
 	$(BIN)/graphengine demo $(ARGS)
 
 bench: $(STAMP) ## the off/on table over the frozen prompts in profiles/prompts/bench.json
-	$(BIN)/graphengine bench $(ARGS)
+	$(BIN)/graphengine bench --prompts profiles/prompts/bench.json $(ARGS)
 
 test: $(STAMP) ## the fast tests, parity included (minutes)
 	$(BIN)/python -m pytest $(ARGS)

@@ -23,8 +23,15 @@ from graphengine.models.decoder import Decoder, LayerWeights
 logger = logging.getLogger(__name__)
 
 Tensor = torch.Tensor
-# Computes rows [low, high) of a fixed problem, from those rows alone.
-RowsFn = Callable[[int, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A fixed input of one piece; `rows(low, high)` computes some of its rows from those alone."""
+
+    name: str
+    num_rows: int
+    rows: Callable[[int, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,7 @@ def check_row_invariance(
     """
     start = time.perf_counter()
     counts = tuple(sorted({1, *row_counts}))
-    problems = dict(_problems(decoder, max(counts), max_model_len))
+    problems = list(_problems(decoder, max(counts), max_model_len))
     key = cache_key(
         machine_facts()
         | {
@@ -65,11 +72,11 @@ def check_row_invariance(
             "max_model_len": max_model_len,
         }
     )
-    names = tuple(problems)
+    names = tuple(problem.name for problem in problems)
     cached = read_entry("numerics", key) == {"invariant": list(names)}
     if not cached:
-        for name, rows in problems.items():
-            _check(name, rows, counts)
+        for problem in problems:
+            _check(problem, [count for count in counts if count <= problem.num_rows])
         write_entry("numerics", key, {"invariant": list(names)})
     report = ProbeReport(
         cached=cached, pieces=names, row_counts=counts, seconds=time.perf_counter() - start
@@ -78,14 +85,14 @@ def check_row_invariance(
     return report
 
 
-def _check(name: str, rows: RowsFn, counts: Sequence[int]) -> None:
-    most = counts[-1]
-    expected = rows(0, most)
+def _check(problem: Problem, counts: Sequence[int]) -> None:
+    most = problem.num_rows
+    expected = problem.rows(0, most)
     for count in counts:
         for low in sorted({0, (most - count) // 2, most - count}):
-            if not same_bits(rows(low, low + count), expected[low : low + count]):
+            if not same_bits(problem.rows(low, low + count), expected[low : low + count]):
                 raise ValueError(
-                    f"numerics='invariant': {name} gives a row other bits among {count} rows than "
+                    f"numerics='invariant': {problem.name} gives a row other bits among {count} rows than "
                     f"among {most} on this machine; use CaptureConfig(compile='native'), or "
                     f"numerics='fast', which does without the guarantee"
                 )
@@ -96,7 +103,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
-def _problems(decoder: Decoder, rows: int, max_model_len: int) -> Iterator[tuple[str, RowsFn]]:
+def _problems(decoder: Decoder, rows: int, max_model_len: int) -> Iterator[Problem]:
     """Every piece of the forward as a problem of `rows` rows, with the first layer's weights."""
     config, ops, layer = decoder.config, decoder.ops, decoder.weights.layers[0]
     generator = torch.Generator().manual_seed(0)
@@ -129,17 +136,17 @@ def _problems(decoder: Decoder, rows: int, max_model_len: int) -> Iterator[tuple
         ops.argmax(out, logits[low:high])
         return out
 
-    yield "embed", embed
-    yield "rms_norm", norm
-    yield "gate_up", gate_up
-    yield "argmax", argmax
+    yield Problem("embed", rows, embed)
+    yield Problem("rms_norm", rows, norm)
+    yield Problem("gate_up", rows, gate_up)
+    yield Problem("argmax", rows, argmax)
     yield from _linear_problems(decoder, layer, rows, random)
-    yield "attention", _attention_problem(decoder, rows, max_model_len, random)
+    yield _attention_problem(decoder, rows, max_model_len, random)
 
 
 def _linear_problems(
     decoder: Decoder, layer: LayerWeights, rows: int, random: Callable[..., Tensor]
-) -> Iterator[tuple[str, RowsFn]]:
+) -> Iterator[Problem]:
     matrices = {
         "qkv": (layer.qkv, layer.qkv_bias),
         "o": (layer.o, layer.o_bias),
@@ -161,12 +168,12 @@ def _linear_problems(
             decoder.ops.linear(out, x[low:high], weight, bias, add=True)
             return out
 
-        yield f"linear {name}", linear
+        yield Problem(f"linear {name}", rows, linear)
 
 
 def _attention_problem(
     decoder: Decoder, rows: int, max_model_len: int, random: Callable[..., Tensor]
-) -> RowsFn:
+) -> Problem:
     """Rotation, KV write and attention of one request's last `rows` positions.
 
     The K and V of all positions are written first, so that every slice finds the same history.
@@ -197,7 +204,7 @@ def _attention_problem(
         decoder.attention.run(out, rotated, cache, batch)
         return torch.cat((out, rotated), dim=1)
 
-    return attend
+    return Problem("attention", rows, attend)
 
 
 def _history(config: ModelConfig) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeTable
 from graphengine.config import EngineConfig, resolve_dtype
 from graphengine.kv.cache import resolve_num_blocks
@@ -68,6 +69,7 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
     """
     dtype = resolve_dtype(config.dtype, model.dtype)
     kernel_suffix(dtype)
+    resolve_graph_kind(config.capture, torch.device("cpu"))
     if model.mlp_bias:
         raise ValueError(
             "mlp_bias=True: MLP biases are not supported; use a checkpoint without them"

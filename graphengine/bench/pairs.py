@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphengine.bench.measure import BatchRun, run_batch
-from graphengine.bench.switch import SwitchableProposer
 from graphengine.bench.workloads import Workloads, batches, encode
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
@@ -108,20 +107,24 @@ class PairRunner:
     Args:
         engine: built with speculation.
         max_tokens: most tokens of an answer; answers end at the model's own end, too.
+
+    Raises:
+        ValueError: the engine was built without speculation.
     """
 
     def __init__(self, engine: Engine, *, max_tokens: int) -> None:
+        if engine.proposer is None:
+            raise ValueError("speculation is off: there is nothing to compare; pass --speculate")
         assert not engine.config.cache.enable_prefix_caching, "prefix caching would favour a side"
         self.engine = engine
-        self.switch = SwitchableProposer.install(engine)
         self._params = SamplingParams(max_tokens=max_tokens)
         self._num_pairs = 0
 
     def warm_up(self, prompt: Sequence[int]) -> None:
         """A short run of both sides, thrown away."""
         params = SamplingParams(max_tokens=8)
-        for limit in (0, None):
-            self.switch.limit = limit
+        for limit in (0, self.engine.resolved.sizes.max_draft_tokens):
+            self.engine.draft_limit = limit
             run_batch(self.engine, [prompt], params)
 
     def run(
@@ -138,7 +141,7 @@ class PairRunner:
         self._num_pairs += 1
         runs: dict[int, BatchRun] = {}
         for limit in order:
-            self.switch.limit = limit
+            self.engine.draft_limit = limit
             runs[limit] = run_batch(self.engine, prompts, self._params)
         off, on = runs[0], runs[k]
         return Pair(

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from graphengine.bench.measure import run_batch
-from graphengine.bench.switch import SwitchableProposer
 from graphengine.engine import Engine
 from graphengine.models.locate import locate_model
 from graphengine.sampling.params import SamplingParams
@@ -118,21 +117,19 @@ def run_rounds(
     """Let both sides decode every batch in turns; who goes first alternates by round.
 
     Args:
-        engine: ours, idle; its proposer is switched off meanwhile.
+        engine: ours, idle; its speculation is off meanwhile.
         batches: prompts as token ids.
         rounds: timed rounds; one more goes before, untimed.
         num_tokens: tokens of every answer; ends of text are ignored on both sides.
     """
-    proposer = engine.proposer
-    if proposer is not None:
-        SwitchableProposer.install(engine).limit = 0
+    limit, engine.draft_limit = engine.draft_limit, 0
     results = []
     for round_number in range(-1, rounds):
         for batch in batches:
             one = _round(engine, peer, batch, round_number, num_tokens)
             if round_number >= 0:
                 results.append(one)
-    engine.proposer = proposer
+    engine.draft_limit = limit
     return results
 
 

@@ -16,6 +16,7 @@ import typer
 from graphengine.bench.environment import version
 from graphengine.cli import bench, chat, demo, generate, plan
 from graphengine.cli.console import note, one_line
+from graphengine.kernels.build import BuildError
 
 REFUSED, INTERRUPTED = 2, 130
 
@@ -75,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
         code = INTERRUPTED
     except _UsageError as error:
         code = _refuse(cast(typer.BadParameter, error).format_message())
-    except ValueError as error:
+    except (ValueError, BuildError) as error:
         if "--traceback" in arguments:
             raise
         code = _refuse(error)

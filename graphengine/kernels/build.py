@@ -39,11 +39,15 @@ FLAGS = (
 PARALLEL_COMPILES = 2
 
 
+class BuildError(RuntimeError):
+    """The kernels cannot be built on this machine; the message says what is missing or failed."""
+
+
 def build(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     """Load the library, compiling it where the cache has no sound copy.
 
     `extra_flags` come last on the compiler's command line and are part of the key (the tests build
-    the portable vectors with them). Raises RuntimeError where there is no compiler or it fails.
+    the portable vectors with them). Raises BuildError where there is no compiler or it fails.
     """
     compiler = find_compiler()
     flags = (*FLAGS, native_flag(), *extra_flags)
@@ -65,7 +69,7 @@ def find_compiler() -> str:
     given = (
         f"CXX={wanted} is not on PATH" if wanted else f"none of {', '.join(COMPILERS)} is on PATH"
     )
-    raise RuntimeError(
+    raise BuildError(
         f"the CPU kernels need a C++17 compiler with OpenMP, and {given}: "
         "install g++ (for example `apt-get install g++`) or set CXX to a compiler"
     )
@@ -162,6 +166,6 @@ def _compile(compiler: str, flags: Sequence[str], directory: Path) -> Path:
 def _run(command: Sequence[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise RuntimeError(
+        raise BuildError(
             f"the compiler failed on the CPU kernels: {' '.join(command)}\n{result.stderr.strip()}"
         )

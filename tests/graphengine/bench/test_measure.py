@@ -10,7 +10,6 @@ from graphengine.bench.measure import DecodeTimer, run_batch
 from graphengine.bench.pairs import Difference, PairPlan, PairRunner, first_difference
 from graphengine.bench.report import as_json, summarise
 from graphengine.bench.steps import step_times
-from graphengine.bench.switch import SwitchableProposer
 from graphengine.bench.workloads import Prompt
 from graphengine.engine import Engine
 from graphengine.outputs import CompletionOutput, RequestOutput
@@ -59,29 +58,28 @@ def test_window_without_a_decode_step_is_empty(num_reqs: int) -> None:
     assert timer.window == (0.0, 0)
 
 
-def test_switch_limits_the_drafts_and_never_the_tokens(engine: Engine) -> None:
+def test_draft_limit_limits_the_drafts_and_never_the_tokens(engine: Engine) -> None:
     """Guards against an "off" that still drafts, or runs in another cell than k = 0."""
-    switch = SwitchableProposer.install(engine)
     runs, cells = {}, {}
-    for limit in (0, 1, None):
+    for limit in (0, 1, 3):
         before = engine.stats().replays
-        switch.limit = limit
+        engine.draft_limit = limit
         runs[limit] = run_batch(engine, [PROMPT], PARAMS)
         after = engine.stats().replays
         cells[limit] = {key for key in after if after[key] > before.get(key, 0)}
-    assert runs[0].token_ids == runs[1].token_ids == runs[None].token_ids
+    assert runs[0].token_ids == runs[1].token_ids == runs[3].token_ids
     assert cells[0] == {"1x1:greedy"}
     assert cells[1] == {"1x1:greedy", "1x2:greedy"}
-    assert cells[None] > {"1x4:greedy"}
+    assert cells[3] > {"1x4:greedy"}
     assert runs[0].num_draft_tokens == 0
-    assert 0 < runs[1].num_draft_tokens < runs[None].num_draft_tokens
+    assert 0 < runs[1].num_draft_tokens < runs[3].num_draft_tokens
 
 
-def test_switch_needs_a_proposer(checkpoint: Path) -> None:
+def test_pairs_need_a_proposer(checkpoint: Path) -> None:
     """Guards against a comparison of off with off."""
     engine = Engine(checkpoint, replace(CONFIG, speculative=None))
     with pytest.raises(ValueError, match="speculation is off"):
-        SwitchableProposer.install(engine)
+        PairRunner(engine, max_tokens=4)
     engine.close()
 
 
