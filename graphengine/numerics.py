@@ -92,9 +92,9 @@ def _check(problem: Problem, counts: Sequence[int]) -> None:
         for low in sorted({0, (most - count) // 2, most - count}):
             if not same_bits(problem.rows(low, low + count), expected[low : low + count]):
                 raise ValueError(
-                    f"numerics='invariant': {problem.name} gives a row other bits among {count} rows than "
-                    f"among {most} on this machine; use CaptureConfig(compile='native'), or "
-                    f"numerics='fast', which does without the guarantee"
+                    f"numerics='invariant': {problem.name} gives a row other bits among {count} "
+                    f"rows than among {most} on this machine; use CaptureConfig(compile='native'), "
+                    "or numerics='fast', which does without the guarantee"
                 )
 
 

@@ -30,11 +30,11 @@ BASE = Setup(k=6, max_num_seqs=6, max_model_len=128, prefix=False)
 
 
 def make_prompts() -> dict[str, tuple[int, ...]]:
-    """Lengths around block edges and the kernels' KV chunks; four share 44 tokens."""
+    """Lengths around block edges and the kernels' KV chunks; the longest meets the limit."""
     draw = random.Random(13)
     shared = tuple(draw.randrange(256) for _ in range(44))
     prompts = {}
-    for index, length in enumerate((1, 3, 4, 5, 16, 31, 46, 52, 70, 100)):
+    for index, length in enumerate((1, 3, 4, 5, 16, 31, 46, 52, 70, 121)):
         tokens = tuple(draw.randrange(256) for _ in range(length))
         prompts[str(index)] = shared + tokens[44:] if length > 45 else tokens
     return prompts
@@ -116,12 +116,12 @@ VARIANTS: dict[str, Variant] = {
         shows=lambda h: sum(r.metrics.num_cached_tokens for r in h.requests.values()) > 300,
     ),
     "preempted": Variant(
-        setup=replace(BASE, num_blocks=32),
+        setup=replace(BASE, num_blocks=34),
         script="ragged",
         shows=lambda h: h.engine.stats().num_preemptions > 0,
     ),
     "preempted-chunks": Variant(
-        setup=replace(BASE, num_blocks=32, budget=9, prefix=True),
+        setup=replace(BASE, num_blocks=34, budget=9, prefix=True),
         script="ragged",
         shows=lambda h: h.engine.stats().num_preemptions > 0,
     ),

@@ -67,7 +67,6 @@ def make_engine(checkpoint: Path, **fields: Any) -> Engine:
         dtype="float32",
         max_model_len=192,
         max_num_seqs=4,
-        numerics="fast",  # the same code, without the probe at start
         cache=CacheConfig(block_size=8),
         **fields,
     )
@@ -139,7 +138,7 @@ def test_gguf(arch: str, tmp_path: Path) -> None:
 
 def check_demo_model(num_prompts: int, num_tokens: int) -> None:
     location = locate_model("smollm2-135m")
-    config = EngineConfig(dtype="float32", max_model_len=512, max_num_seqs=4, numerics="fast")
+    config = EngineConfig(dtype="float32", max_model_len=512, max_num_seqs=4)
     engine = Engine("smollm2-135m", config)
     prompts = load_prompts(engine, num_prompts)
     ours = generate_ours(engine, prompts, num_tokens)

@@ -44,7 +44,7 @@ class Setup:
     chunked: bool = True
     prefix: bool = True
     debug: bool = False
-    numerics: Literal["invariant", "fast"] = "fast"  # the same code, without the probe at start
+    numerics: Literal["invariant", "fast"] = "invariant"
     draft_lengths: tuple[int, ...] | None = None
 
     def config(self, method: str = "ngram", **options: Any) -> EngineConfig:

@@ -93,7 +93,6 @@ def test_a_start_without_faults_reports_weights_then_capture(checkpoints: Checkp
         checkpoints.get(),
         max_model_len=64,
         max_num_seqs=2,
-        numerics="fast",
         capture=capture,
         progress=lambda phase, *_: phases.append(phase),
     ) as llm:
@@ -105,10 +104,9 @@ def test_a_start_without_faults_reports_weights_then_capture(checkpoints: Checkp
 
 def test_a_memory_budget_below_the_need_names_the_need(checkpoints: Checkpoints) -> None:
     """A start that takes more than it was allowed, or says no figure that would do (case 57)."""
-    with pytest.raises(ValueError, match="memory_budget=1000.*need"):
+    with pytest.raises(ValueError, match=r"memory_budget=1000.*need"):
         LLM(
             checkpoints.get(),
             max_model_len=64,
-            numerics="fast",
             capture=CaptureConfig(memory_budget=1000, compile="off"),
         )

@@ -1,4 +1,4 @@
-"""Counters against hand counts: what was drafted, accepted, emitted, and when (cases 43, 47, 48)."""
+"""Counters against hand counts: drafted, accepted, emitted (cases 43, 47, 48)."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_leaving_the_context_frees_memory(graph: str, checkpoints: Checkpoints) 
 def llm_fields(config: object) -> dict[str, object]:
     """The fields of an EngineConfig that LLM takes as they are."""
     names = ("dtype", "max_model_len", "max_num_seqs", "speculative", "capture", "cache")
-    return {name: getattr(config, name) for name in names} | {"numerics": "fast"}
+    return {name: getattr(config, name) for name in names}
 
 
 def test_an_output_is_a_snapshot(checkpoints: Checkpoints) -> None:

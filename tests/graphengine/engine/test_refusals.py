@@ -59,7 +59,7 @@ def test_generate_with_one_bad_prompt_leaves_nothing_queued(checkpoints: Checkpo
     """The good prompts of a refused call, served with the next one."""
     config = Setup(k=2, compile="off").config()
     fields = {name: getattr(config, name) for name in ("speculative", "capture", "cache")}
-    with LLM(checkpoints.get(), max_model_len=64, numerics="fast", **fields) as llm:
+    with LLM(checkpoints.get(), max_model_len=64, **fields) as llm:
         with pytest.raises(ValueError, match="vocabulary"):
             llm.generate([[1, 2], [3], [VOCAB_SIZE]], PARAMS)
         assert not llm.engine.has_unfinished_requests()
