@@ -120,6 +120,7 @@ def norm_heads(
     k = _normalised(heads[:, num_heads:num_rotated], eps) * k_norm
     heads[:, :num_rotated] = torch.cat((q, k), dim=1)
 
+
 def write_kv(kv_cache: Tensor, heads: Tensor, slot_mapping: Tensor, num_kv_heads: int) -> None:
     """Write k and v of heads [T, ..., dim] to the slots of kv_cache [blocks, 2, size, kv_heads,
     dim].
