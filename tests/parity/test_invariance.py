@@ -135,8 +135,13 @@ VARIANTS: dict[str, Variant] = {
     "compiled": Variant(setup=replace(BASE, graph="compiled"), script="ragged"),
     "eager": Variant(setup=replace(BASE, graph="eager"), script="ragged"),
 }
-# torch.compile takes seconds for each engine of its own; the rest run with `slow`.
-FEW = ("batched", "k-batched", "ragged", "preempted-chunks")
+# torch.compile takes seconds for each engine, so most of these run with `slow`.
+FEW = {("float32", "ragged"), ("float32", "preempted-chunks"), ("bfloat16", "ragged")}
+INDUCTOR = [
+    pytest.param(("inductor", dtype), name, marks=[] if (dtype, name) in FEW else pytest.mark.slow)
+    for dtype in ("float32", "bfloat16")
+    for name in VARIANTS
+]
 
 
 def check(
@@ -175,10 +180,7 @@ def test_bits(
     check(VARIANTS[name], identity, ("llama", checkpoints), truth_of(*identity, "llama"))
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
-)
-@pytest.mark.parametrize("identity", IDENTITIES[4:], ids="-".join)
+@pytest.mark.parametrize(("identity", "name"), INDUCTOR)
 def test_bits_inductor(
     identity: tuple[str, str], name: str, checkpoints: Checkpoints, truth_of: TruthOf
 ) -> None:
@@ -197,7 +199,11 @@ def test_bits_of_other_models(
     check(VARIANTS[name], identity, (checkpoint, checkpoints), truth)
 
 
-@pytest.mark.parametrize("identity", IDENTITIES[:5], ids="-".join)
+@pytest.mark.parametrize(
+    "identity",
+    [*IDENTITIES[:4], pytest.param(IDENTITIES[4], marks=pytest.mark.slow)],
+    ids="-".join,
+)
 def test_planted_ties_go_to_the_lowest_id(
     identity: tuple[str, str], checkpoints: Checkpoints, truth_of: TruthOf
 ) -> None:

@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
             "max_num_seqs": 2,
             "max_num_batched_tokens": 4,
         },
-        "max_num_batched_tokens",
+        "max_draft_tokens=6.*max_num_batched_tokens=4.*to 3",
     ),
     "seqs-above-budget": (
         lambda: {"max_num_seqs": 8, "max_num_batched_tokens": 4},
