@@ -110,6 +110,13 @@ class ShapeTable:
 
 
 def default_num_reqs(max_num_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, then steps of 8 up to 64, then of 32; the maximum is added by the table."""
-    ladder = [1, 2, 4, *range(8, 65, 8), *range(96, max_num_seqs + 1, 32)]
-    return tuple(n for n in ladder if n <= max_num_seqs)
+    """Every size up to 8, then four steps an octave: 10, 12, 14, 16, 20, 24, 28, 32, 40, ...
+
+    On CPU a padding row costs what a live one costs, so less than a fifth of a cell may be padding.
+    The maximum is added by the table.
+    """
+    ladder, size = [], 1
+    while size <= max_num_seqs:
+        ladder.append(size)
+        size += max(1, (1 << (size.bit_length() - 1)) // 4)
+    return tuple(ladder)

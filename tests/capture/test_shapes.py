@@ -84,11 +84,11 @@ def test_cells_come_largest_first_and_once() -> None:
 
 def test_default_ladders() -> None:
     shapes = table(max_num_seqs=16, max_draft_tokens=6)
-    assert shapes.num_reqs == (1, 2, 4, 8, 16)
+    assert shapes.num_reqs == (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
     assert shapes.draft_lengths == (0, 1, 2, 3, 6)
-    assert table(max_num_seqs=6, max_draft_tokens=4).num_reqs == (1, 2, 4, 6)
+    assert table(max_num_seqs=6, max_draft_tokens=4).num_reqs == (1, 2, 3, 4, 5, 6)
     assert table(max_num_seqs=6, max_draft_tokens=4).draft_lengths == (0, 1, 2, 3, 4)
-    assert default_num_reqs(100) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 96)
+    assert default_num_reqs(100)[12:] == (20, 24, 28, 32, 40, 48, 56, 64, 80, 96)
 
 
 @pytest.mark.parametrize(
