@@ -126,7 +126,7 @@ VARIANTS: dict[str, Variant] = {
         shows=lambda h: h.engine.stats().num_preemptions > 0,
     ),
     "padded": Variant(
-        setup=replace(BASE, max_num_seqs=6, draft_lengths=(6,)),
+        setup=replace(BASE, max_num_seqs=6, draft_lengths=(6,), num_reqs=(4,)),
         script="ragged",
         shows=lambda h: h.engine.stats().padding_rows > 0,
     ),

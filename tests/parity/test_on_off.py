@@ -73,6 +73,7 @@ def make_setup(row: dict[str, Any]) -> Setup:
         block_size=row["block_size"],
         num_blocks=tiny if row["pool"] == "tiny" else None,
         max_num_seqs=max_num_seqs,
+        num_reqs=(1, 4) if max_num_seqs > 4 else None,  # coarse, so that there is padding
         max_model_len=MAX_MODEL_LEN,
         budget=max(max_num_seqs, k + 1, 7) if row["prefill"] == "chunked-small" else None,
         chunked=row["prefill"] != "whole",

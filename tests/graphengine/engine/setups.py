@@ -46,6 +46,7 @@ class Setup:
     debug: bool = False
     numerics: Literal["invariant", "fast"] = "invariant"
     draft_lengths: tuple[int, ...] | None = None
+    num_reqs: tuple[int, ...] | None = None
 
     def config(self, method: str = "ngram", **options: Any) -> EngineConfig:
         """The engine's own form of it."""
@@ -64,6 +65,7 @@ class Setup:
                 compile=self.compile,
                 debug=self.debug,
                 draft_lengths=self.draft_lengths,
+                num_reqs=self.num_reqs,
             ),
             cache=CacheConfig(
                 block_size=self.block_size,

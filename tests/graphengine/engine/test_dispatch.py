@@ -94,7 +94,14 @@ def test_a_batch_that_shrinks_and_grows(graph: str, checkpoints: Checkpoints) ->
 
     The longest leave first, so that stale positions would be large ones.
     """
-    setup = Setup(k=3, max_num_seqs=8, compile="off", graph=graph, debug=graph == "tape")
+    setup = Setup(
+        k=3,
+        max_num_seqs=8,
+        compile="off",
+        graph=graph,
+        debug=graph == "tape",
+        num_reqs=(2, 4, 8),
+    )
     jobs = []
     for index in range(8):
         lengths = (40, 33, 30, 28, 25, 20, 18, 2)
@@ -126,7 +133,9 @@ def test_padding_leaves_a_full_pool_alone(checkpoints: Checkpoints) -> None:
 
     Three requests in a cell of four, k + 1 wide, own every block of the pool.
     """
-    setup = Setup(k=3, max_num_seqs=4, num_blocks=1 + 12, compile="off", prefix=False)
+    setup = Setup(
+        k=3, max_num_seqs=4, num_blocks=1 + 12, compile="off", prefix=False, num_reqs=(4,)
+    )
     harness = Harness(setup.start(checkpoints.get(), scripted("junk", {})))
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     for index in range(3):

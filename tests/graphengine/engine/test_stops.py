@@ -159,7 +159,7 @@ def test_max_tokens_one_drafts_nothing(checkpoints: Checkpoints) -> None:
     assert proposer.num_proposals == 0
     assert harness.engine.stats().num_draft_tokens == 0
     assert all(len(harness.stream(str(index))) == 1 for index in range(3))
-    assert set(harness.engine.stats().replays) <= {f"{n}x1:greedy" for n in (1, 2, 4)}
+    assert {key.split("x")[1] for key in harness.engine.stats().replays} == {"1:greedy"}
 
 
 @pytest.mark.parametrize("name", ["oracle", "junk", "ragged", "ngram"])
