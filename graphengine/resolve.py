@@ -94,6 +94,12 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             "raise it to at least "
             f"max_num_seqs={smallest}"
         )
+    if batched < config.max_draft_tokens + 1:
+        raise ValueError(
+            f"max_draft_tokens={config.max_draft_tokens}: one request's verify step takes "
+            f"{config.max_draft_tokens + 1} rows and max_num_batched_tokens={batched}; lower "
+            f"max_draft_tokens to {batched - 1} or raise max_num_batched_tokens"
+        )
     sizes = RunnerSizes(
         max_num_seqs=config.max_num_seqs,
         max_draft_tokens=config.max_draft_tokens,

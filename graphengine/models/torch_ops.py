@@ -128,8 +128,10 @@ def write_kv(kv_cache: Tensor, heads: Tensor, slot_mapping: Tensor, num_kv_heads
     block, offset = slot_mapping // kv_cache.shape[2], slot_mapping % kv_cache.shape[2]
     k = heads[:, -2 * num_kv_heads : -num_kv_heads].to(kv_cache.dtype)
     v = heads[:, -num_kv_heads:].to(kv_cache.dtype)
-    kv_cache[block, 0, offset] = k
-    kv_cache[block, 1, offset] = v
+    # Index tensors alone: with an integer among them inductor writes the whole cache back.
+    first = torch.zeros_like(block)
+    kv_cache[block, first, offset] = k
+    kv_cache[block, first + 1, offset] = v
 
 
 def argmax(out: Tensor, logits: Tensor) -> None:
