@@ -82,24 +82,7 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             f"max_model_len={max_model_len}: the checkpoint's limit is max_position_embeddings="
             f"{model.max_position_embeddings}; lower max_model_len"
         )
-    smallest = config.max_num_seqs
-    batched = config.max_num_batched_tokens or max(
-        DEFAULT_BATCHED_TOKENS,
-        config.max_num_seqs * (config.max_draft_tokens + 1),
-        0 if config.cache.enable_chunked_prefill else max_model_len,
-    )
-    if batched < smallest:
-        raise ValueError(
-            f"max_num_batched_tokens={batched}: every running request needs a row a step; "
-            "raise it to at least "
-            f"max_num_seqs={smallest}"
-        )
-    if batched < config.max_draft_tokens + 1:
-        raise ValueError(
-            f"max_draft_tokens={config.max_draft_tokens}: one request's verify step takes "
-            f"{config.max_draft_tokens + 1} rows and max_num_batched_tokens={batched}; lower "
-            f"max_draft_tokens to {batched - 1} or raise max_num_batched_tokens"
-        )
+    batched = _resolve_batched_tokens(config, max_model_len)
     sizes = RunnerSizes(
         max_num_seqs=config.max_num_seqs,
         max_draft_tokens=config.max_draft_tokens,
@@ -131,3 +114,24 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             max_model_len=max_model_len,
         ),
     )
+
+
+def _resolve_batched_tokens(config: EngineConfig, max_model_len: int) -> int:
+    """Rows a step: the user's number if it can work, else a default that can."""
+    rows_of_decode = config.max_num_seqs * (config.max_draft_tokens + 1)
+    whole_prompt = 0 if config.cache.enable_chunked_prefill else max_model_len
+    batched = config.max_num_batched_tokens
+    if batched is None:
+        return max(DEFAULT_BATCHED_TOKENS, rows_of_decode, whole_prompt)
+    if batched < config.max_num_seqs:
+        raise ValueError(
+            f"max_num_batched_tokens={batched}: every running request needs a row a step; raise "
+            f"it to at least max_num_seqs={config.max_num_seqs}"
+        )
+    if batched < config.max_draft_tokens + 1:
+        raise ValueError(
+            f"max_draft_tokens={config.max_draft_tokens}: one request's verify step takes "
+            f"{config.max_draft_tokens + 1} rows and max_num_batched_tokens={batched}; lower "
+            f"max_draft_tokens to {batched - 1} or raise max_num_batched_tokens"
+        )
+    return batched
