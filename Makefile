@@ -59,8 +59,8 @@ demo: $(STAMP) ## SmolLM2 answers real prompts, speculation off and on
 bench: $(STAMP) ## the off/on table over the frozen prompts in profiles/prompts/bench.json
 	$(BIN)/graphengine bench --prompts profiles/prompts/bench.json $(ARGS)
 
-test: $(STAMP) ## the fast tests, parity included (minutes)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## the fast tests, parity included (two workers of one thread each)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(STAMP) ## format, lint, types, and the rules of the repository
 	$(BIN)/ruff format --check .
