@@ -30,8 +30,13 @@ ProgressFn = Callable[[int, int, str], None]
 class Capturable(Protocol):
     """What the manager sees of a proposer."""
 
-    name: str
-    graph_safe: bool
+    @property
+    def name(self) -> str:
+        """For messages and counters."""
+
+    @property
+    def graph_safe(self) -> bool:
+        """Whether it can be captured at all."""
 
     def capture(self, manager: CaptureManager) -> None:
         """Capture its own graphs over the manager's table."""

@@ -74,7 +74,7 @@ class SpeculativeConfig:
         if not 1 <= max_draft_tokens <= MAX_DRAFT_TOKENS:
             raise ValueError(
                 f"max_draft_tokens={max_draft_tokens}: allowed are 1 to {MAX_DRAFT_TOKENS}; "
-                f"to turn speculation off pass speculative=None"
+                f'to turn speculation off pass speculative="off"'
             )
         _only("verification", verification, "exact", built_later=("rejection",))
         _only("draft_sampling", draft_sampling, "greedy", built_later=("coupled", "probabilistic"))
@@ -87,6 +87,8 @@ class SpeculativeConfig:
             raise ValueError(f"self_check={self_check!r}: allowed are error, warn, off")
         if model is not None and not isinstance(model, str):
             raise ValueError(f"model={model!r}: expected a path or None")
+        if model is not None and info.kind == "host":
+            raise ValueError(f"model={model!r}: proposer {method!r} carries no model; leave it out")
         self.method = method
         self.model = model
         self.max_draft_tokens = max_draft_tokens
@@ -123,8 +125,8 @@ class SpeculativeConfig:
             )
         if text.strip() in ("", "off"):
             return None
-        method, _, length = text.strip().partition(":")
-        if length and not length.isdigit():
+        method, colon, length = text.strip().partition(":")
+        if colon and not (length.isascii() and length.isdecimal()):
             raise ValueError(f"{source}={text!r}: expected off, NAME or NAME:K with K an integer")
         return cls(method, max_draft_tokens=int(length)) if length else cls(method)
 

@@ -8,7 +8,7 @@ scheduler's and the proposer's.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,8 @@ class Engine:
         )
         self.scheduler = Scheduler(resolved.scheduler, self.kv)
         self.proposer = proposer if proposer is not None else self._make_proposer()
+        if self.proposer is not None and self.proposer.graph_safe:
+            self.runner.manager.capture_proposer(self.proposer)
         self._draft_limit = resolved.sizes.max_draft_tokens
         self._streams: dict[str, OutputStream] = {}
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
@@ -124,7 +126,8 @@ class Engine:
         self._streams[request_id] = OutputStream.open(request, self.tokenizer)
 
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished_requests
+        """Whether a step has something to run, or an output that no step has returned yet."""
+        return self.scheduler.has_unfinished_requests or bool(self._undelivered)
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the outputs of the requests that got tokens or finished.
@@ -148,12 +151,20 @@ class Engine:
 
         Its last output comes with the next step.
         """
+        self._check_open()
         request = self.scheduler.abort(request_id)
         if request is None:
             return False
         self._undelivered.append(self._finish(self._streams[request_id]))
         self._forget([request_id])
         return True
+
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """Abort those of the requests that are unfinished, and deliver no output of any."""
+        ids = set(request_ids)
+        for request_id in ids:
+            self.abort(request_id)
+        self._undelivered = [out for out in self._undelivered if out.request_id not in ids]
 
     @property
     def draft_limit(self) -> int:
@@ -188,10 +199,13 @@ class Engine:
         """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
         if self._closed:
             return
+        for request_id in list(self._streams):
+            self.abort(request_id)
+        self._undelivered.clear()
         self._closed = True
+        self.proposer = None
         self.runner.close()
         del self.runner
-        self._streams.clear()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -24,8 +24,8 @@ class LLM:
     Args:
         model: a Hugging Face directory (config.json, safetensors, tokenizer files), a .gguf file,
             or `smollm2-135m`.
-        dtype: of weights and KV cache: `auto` (the checkpoint's; bfloat16 for GGUF), `bfloat16` or
-            `float32`. Arithmetic and logits are float32 on CPU.
+        dtype: of weights and KV cache: `auto` (the checkpoint's; bfloat16 for GGUF and for
+            float16), `bfloat16` or `float32`. Arithmetic and logits are float32 on CPU.
         device: `auto` or `cpu`.
         max_model_len: context limit in tokens, prompt and output together; None: the checkpoint's,
             at most 8192.
@@ -90,25 +90,23 @@ class LLM:
             params: one for all prompts, or one each; None: the defaults.
 
         Raises:
-            ValueError: a prompt or parameter is refused; nothing of this call is left queued.
+            ValueError: a prompt or parameter is refused. After this or any other error, Ctrl-C
+                included, nothing of this call is left queued.
+            RuntimeError: the LLM is closed.
         """
         batch = _as_batch(prompts)
         each = _as_params(params, len(batch))
         request_ids = [f"generate-{next(self._ids)}" for _ in batch]
-        added: list[str] = []
+        done: dict[str, RequestOutput] = {}
         try:
             for request_id, prompt, one in zip(request_ids, batch, each, strict=True):
                 self.engine.add_request(request_id, prompt, one)
-                added.append(request_id)
-        except ValueError:
-            for request_id in added:
-                self.engine.abort(request_id)
-            raise
-        mine, done = set(request_ids), dict[str, RequestOutput]()
-        while len(done) < len(mine):
-            for output in self.engine.step():
-                if output.finished and output.request_id in mine:
-                    done[output.request_id] = output
+            while len(done) < len(batch):
+                for output in self.engine.step():
+                    if output.finished and output.request_id in request_ids:
+                        done[output.request_id] = output
+        finally:  # after an error or Ctrl-C nothing of this call may run on in the next
+            self.engine.discard(request_ids)
         return [done[request_id] for request_id in request_ids]
 
     def chat(

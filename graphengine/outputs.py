@@ -43,7 +43,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineStats:
-    """Counters since the engine started. Tokens cut off by a stop are in none of them."""
+    """Counters since the engine started. Tokens cut off by a stop count as drafted alone."""
 
     num_steps: int = 0  # verify steps (replays of the table)
     num_drafts: int = 0  # request-steps that carried at least one draft

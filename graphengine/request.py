@@ -8,6 +8,7 @@ of tensors, batches or blocks' contents.
 from __future__ import annotations
 
 import enum
+import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -89,13 +90,9 @@ class Request:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
     ) -> None:
-        prompt = tuple(int(token) for token in prompt_token_ids)
+        prompt = _checked_ids(request_id, prompt_token_ids)
         if not prompt:
             raise ValueError(f"request {request_id!r}: the prompt is empty; give at least 1 token")
-        if min(prompt) < 0:
-            raise ValueError(
-                f"request {request_id!r}: prompt token id {min(prompt)} is negative; ids are >= 0"
-            )
         self.request_id = request_id
         self.prompt_token_ids = prompt
         self.params = params
@@ -171,3 +168,18 @@ class Request:
             f"Request({self.request_id!r}, {self.status.value}, num_tokens={self.num_tokens}, "
             f"kv_len={self.kv_len}, limit={self.limit}, row={self.row})"
         )
+
+
+def _checked_ids(request_id: str, token_ids: Iterable[object]) -> tuple[int, ...]:
+    """The ids as Python integers; anything that is not an integer >= 0 is refused by index."""
+    checked = []
+    for index, token in enumerate(token_ids):
+        value = int(token) if isinstance(token, numbers.Integral) else None
+        if value is None or value < 0 or isinstance(token, bool):
+            why = "negative" if value is not None and value < 0 else "not an integer"
+            raise ValueError(
+                f"request {request_id!r}: prompt token id {token!r} is {why} (index {index}); "
+                f"ids are integers >= 0"
+            )
+        checked.append(value)
+    return tuple(checked)

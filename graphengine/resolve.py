@@ -13,6 +13,7 @@ import torch
 from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeTable
 from graphengine.config import EngineConfig, resolve_dtype
+from graphengine.kernels import library
 from graphengine.kv.cache import resolve_num_blocks
 from graphengine.models.config import ModelConfig
 from graphengine.models.native_ops import kernel_suffix
@@ -70,6 +71,10 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
     dtype = resolve_dtype(config.dtype, model.dtype)
     kernel_suffix(dtype)
     resolve_graph_kind(config.capture, torch.device("cpu"))
+    if model.head_dim > library.MAX_HEAD_DIM:
+        raise ValueError(
+            f"head_dim={model.head_dim}: the attention kernels serve up to {library.MAX_HEAD_DIM}"
+        )
     if model.mlp_bias:
         raise ValueError(
             "mlp_bias=True: MLP biases are not supported; use a checkpoint without them"

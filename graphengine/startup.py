@@ -27,7 +27,7 @@ from graphengine.numerics import check_row_invariance
 from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig, resolve
 
-# Called with (done, total, what) during `weights` and `capture`.
+# Called with (phase, done, total, what) in the phases `weights` and `capture`.
 StartProgress = Callable[[str, int, int, str], None]
 
 

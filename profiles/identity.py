@@ -11,6 +11,7 @@ second call goes on where the first one stopped.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import random
@@ -217,14 +218,22 @@ def main() -> int:
 
 
 def _resume(args: argparse.Namespace, cells: Sequence[Cell], prompts: Sequence[Prompt]) -> Any:
-    if args.out.is_file():
-        report = json.loads(args.out.read_text(encoding="utf-8"))
-        if report["max_tokens"] == args.max_tokens and report["num_prompts"] == len(prompts):
-            return report
-    return {
-        "run": describe([sys.executable, *sys.argv]),
+    texts = json.dumps([asdict(prompt) for prompt in prompts])
+    about = {
+        "model": args.model,
+        "dtype": args.dtype,
         "max_tokens": args.max_tokens,
         "num_prompts": len(prompts),
+        "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16],
+    }
+    if args.out.is_file():
+        report = json.loads(args.out.read_text(encoding="utf-8"))
+        if report["about"] == about:
+            return report
+        sys.exit(f"{args.out} holds another run ({report['about']}); name another file")
+    return {
+        "run": describe([sys.executable, *sys.argv]),
+        "about": about,
         "num_cells": len(cells),
         "reference": None,
         "cells": [],

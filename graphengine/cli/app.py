@@ -76,7 +76,9 @@ def run(arguments: Sequence[str]) -> int:
         code = INTERRUPTED
     except _UsageError as error:
         code = _refuse(cast(typer.BadParameter, error).format_message())
-    except (ValueError, BuildError) as error:
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, BuildError) as error:
         if "--traceback" in arguments:
             raise
         code = _refuse(error)

@@ -19,6 +19,7 @@ from graphengine.kernels.build import build
 Kind = Literal["pointer", "int"]
 
 MAX_ARGUMENTS: Final = 20
+MAX_HEAD_DIM: Final = 256  # kMaxHeadDim of attend.h, the size of the kernels' workspaces
 # attend.h's kChunk, and the widest vector of vec.h.
 ATTENTION_CHUNK: Final = 64
 MAX_LANES: Final = 16

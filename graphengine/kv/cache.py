@@ -27,7 +27,8 @@ def resolve_num_blocks(
     """Number of physical blocks, the null block included.
 
     Raises:
-        ValueError: fewer blocks than one full context needs.
+        ValueError: `max_bytes` holds fewer blocks than one full context needs. An explicit
+            `num_blocks` is taken as it is; requests that cannot fit it are refused one by one.
     """
     size = block_bytes(model, dtype, cache.block_size)
     per_context = -(-max_model_len // cache.block_size)

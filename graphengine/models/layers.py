@@ -1,7 +1,7 @@
-"""LayerOps: the ten operations that a decoder is made of, as ops over caller-owned tensors.
+"""LayerOps: the operations that a decoder is made of, as ops over caller-owned tensors.
 
-Owns the interface only. Implementations: `kernels/layer_ops.py` (own C++ kernels),
-`models/torch_ops.py` (plain torch, compiled by inductor or not). All work row by row: a row's bits
+Owns the interface only. Implementations: `native_ops.py` (own C++ kernels),
+`torch_ops.py` (plain torch, compiled by inductor or not). All work row by row: a row's bits
 never depend on the other rows of the call.
 """
 

@@ -160,8 +160,9 @@ def test_the_last_output_comes_with_the_next_step(checkpoints: Checkpoints) -> N
     engine.add_request("a", [1], PARAMS)
     engine.step()
     engine.abort("a")
-    assert not engine.has_unfinished_requests()
+    assert engine.has_unfinished_requests()  # so that "while unfinished: step" hears of it
     (output,) = engine.step()
     assert output.finished
     assert output.outputs[0].finish_reason == "abort"
+    assert not engine.has_unfinished_requests()
     assert engine.step() == []

@@ -31,6 +31,12 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "k-zero-text": (lambda: {"speculative": "ngram:0"}, "max_draft_tokens=0"),
     "k-no-number": (lambda: {"speculative": "ngram:six"}, "speculative='ngram:six'"),
+    "k-odd-digit": (lambda: {"speculative": "ngram:²"}, "speculative='ngram:²'"),
+    "k-missing": (lambda: {"speculative": "ngram:"}, "speculative='ngram:'"),
+    "model-for-host": (
+        lambda: {"speculative": SpeculativeConfig("ngram", model="/nowhere")},
+        "model='/nowhere'.*carries no model",
+    ),
     "option-unknown": (
         lambda: {"speculative": SpeculativeConfig("ngram", max_ngram=4)},
         "max_ngram",

@@ -55,11 +55,14 @@ def test_bad_parameters_name_their_field(field: str) -> None:
         SamplingParams(**{field: bad[field]})
 
 
+def llm_fields() -> dict[str, Any]:
+    config = Setup(k=2, compile="off").config()
+    return {name: getattr(config, name) for name in ("speculative", "capture", "cache")}
+
+
 def test_generate_with_one_bad_prompt_leaves_nothing_queued(checkpoints: Checkpoints) -> None:
     """The good prompts of a refused call, served with the next one."""
-    config = Setup(k=2, compile="off").config()
-    fields = {name: getattr(config, name) for name in ("speculative", "capture", "cache")}
-    with LLM(checkpoints.get(), max_model_len=64, **fields) as llm:
+    with LLM(checkpoints.get(), max_model_len=64, **llm_fields()) as llm:
         with pytest.raises(ValueError, match="vocabulary"):
             llm.generate([[1, 2], [3], [VOCAB_SIZE]], PARAMS)
         assert not llm.engine.has_unfinished_requests()
@@ -71,6 +74,32 @@ def test_generate_with_one_bad_prompt_leaves_nothing_queued(checkpoints: Checkpo
         with pytest.raises(ValueError, match="SamplingParams"):
             llm.generate([[1], [2]], [PARAMS])
         assert not llm.engine.has_unfinished_requests()
+
+
+def test_generate_cut_short_leaves_nothing_queued(checkpoints: Checkpoints) -> None:
+    """Ctrl-C in the middle of a call, whose requests then run on in the next one."""
+    with LLM(checkpoints.get(), max_model_len=64, **llm_fields()) as llm:
+        step, steps = llm.engine.step, []
+
+        def interrupted() -> Any:
+            steps.append(step())
+            if len(steps) == 3:
+                raise KeyboardInterrupt
+            return steps[-1]
+
+        llm.engine.step = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[1, 2], [3]], PARAMS)
+        assert not llm.engine.has_unfinished_requests()
+        assert llm.stats().kv_blocks_used == 0
+        assert len(llm.generate([[1, 2]], PARAMS)[0].outputs[0].token_ids) == 10
+
+
+def test_heads_wider_than_the_kernels_workspace(tmp_path: Any) -> None:
+    """Kernels that write past their buffers."""
+    path = make_checkpoint(tmp_path / "wide", head_dim=264)
+    with pytest.raises(ValueError, match=r"head_dim=264.*up to 256"):
+        Setup(compile="off").start(path)
 
 
 def test_text_without_a_tokenizer(tmp_path: Any) -> None:

@@ -1,5 +1,7 @@
 """Request: limits, stop ids and the reason to finish."""
 
+from typing import Any
+
 import pytest
 
 from graphengine.request import Request
@@ -60,8 +62,17 @@ def test_output_is_what_follows_the_prompt() -> None:
     assert request.num_tokens == 5
 
 
-@pytest.mark.parametrize(("prompt", "message"), [([], "empty"), ([3, -1], "-1 is negative")])
-def test_bad_prompts_are_refused(prompt: list[int], message: str) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "empty"),
+        ([3, -1], "-1 is negative"),
+        ([1.9], "1.9 is not an integer"),
+        ([4, True], "True is not an integer"),
+        ([None], "None is not an integer"),
+    ],
+)
+def test_bad_prompts_are_refused(prompt: list[Any], message: str) -> None:
     """Guards against a request with no row to predict from, and a placeholder as a token."""
     with pytest.raises(ValueError, match=message):
         Request("a", prompt, SamplingParams(), max_model_len=8)
