@@ -232,7 +232,7 @@ def _resume(args: argparse.Namespace, cells: Sequence[Cell], prompts: Sequence[P
             return report
         sys.exit(f"{args.out} holds another run ({report['about']}); name another file")
     return {
-        "run": describe([sys.executable, *sys.argv]),
+        "run": describe(["python", "-m", "profiles.identity", *sys.argv[1:]]),
         "about": about,
         "num_cells": len(cells),
         "reference": None,
