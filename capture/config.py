@@ -36,7 +36,8 @@ class CaptureConfig:
             slow.
         memory_budget: bytes that static buffers and graphs may take; None: unlimited. Exceeding it
             is an error at start that names the need.
-        debug: check the capture contract at every replay (addresses, poison); slow, for tests.
+        debug: tape graphs check addresses and poison scratch at every replay; slow, for tests.
+            The other kinds have nothing to check.
     """
 
     graph: GraphKind = "auto"

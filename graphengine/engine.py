@@ -170,7 +170,8 @@ class Engine:
     def draft_limit(self) -> int:
         """Most drafts that a step may carry now; 0 is off: the k = 0 cells serve every step.
 
-        May be set between steps, up to the configured maximum; it changes speed, never a token.
+        May be set between steps, up to the configured maximum; it changes speed, never a token. A
+        value between two captured lengths acts as the lower one.
         """
         return self._draft_limit
 

@@ -1,7 +1,8 @@
-"""The row-invariance probe: at start, every piece of the step is shown to compute rows alone.
+"""The row-invariance probe: at start, every piece of the forward is shown to compute rows alone.
 
 `numerics="invariant"` promises that a row's bits depend on nothing that shares its call. Each piece
-is run on the same rows alone, first, last and in every row count in use, and the bits are compared.
+of the forward runs on the same rows in the cells' row counts and a sample of prefill's, at several
+places of the call, and the bits are compared. The verifier is integers, and is not probed.
 A pass is remembered by machine, versions and sizes; a failure refuses to start and names the piece.
 """
 

@@ -124,7 +124,7 @@ def bench_config(
     of a pair.
 
     Raises:
-        ValueError: speculation is off, or a length or batch size does not fit.
+        ValueError: a length or batch size does not fit.
     """
     speculative = config.speculative or SpeculativeConfig("ngram")
     numbers = [speculative.max_draft_tokens]

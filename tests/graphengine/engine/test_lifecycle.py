@@ -175,8 +175,7 @@ def test_draft_limit_may_change_between_steps(checkpoints: Checkpoints) -> None:
         before = harness.engine.stats().num_draft_tokens
         harness.step()
         widths.append(harness.engine.stats().num_draft_tokens > before)
-    assert True in widths
-    assert False in widths
+    assert set(widths) == {True, False}, "the limit never changed what was drafted"
     assert {request_id: harness.stream(request_id) for request_id in PROMPTS} == answers(
         checkpoints
     )
