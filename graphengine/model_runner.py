@@ -20,11 +20,12 @@ from capture.manager import CaptureManager
 from capture.shapes import ShapeKey
 from graphengine import step_batch
 from graphengine.attention.base import AttentionShape
+from graphengine.attention.cpu import NativeAttention
 from graphengine.captured_step import CapturedStep, make_buffers
 from graphengine.kernels import library
 from graphengine.models.decoder import Decoder, DecoderWeights, ForwardBuffers, ForwardInputs
 from graphengine.models.layers import LayerOps
-from graphengine.models.native_ops import NativeAttention, NativeOps
+from graphengine.models.native_ops import NativeOps
 from graphengine.models.torch_ops import TorchOps
 from graphengine.request_state import IntArray, RequestState
 from graphengine.resolve import GREEDY, MAX_PREFILL_ROWS, ResolvedConfig

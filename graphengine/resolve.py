@@ -12,11 +12,10 @@ import torch
 
 from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeTable
+from graphengine.attention import cpu
 from graphengine.config import EngineConfig, resolve_dtype
-from graphengine.kernels import library
 from graphengine.kv.cache import resolve_num_blocks
 from graphengine.models.config import ModelConfig
-from graphengine.models.native_ops import kernel_suffix
 from graphengine.scheduler import SchedulerConfig
 
 GREEDY = "greedy"  # the one tier built: every row T = 0 and no active processor
@@ -69,12 +68,8 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
         ValueError: naming the field that is out of range or contradicts another.
     """
     dtype = resolve_dtype(config.dtype, model.dtype)
-    kernel_suffix(dtype)
+    cpu.check_supported(dtype, model.head_dim)
     resolve_graph_kind(config.capture, torch.device("cpu"))
-    if model.head_dim > library.MAX_HEAD_DIM:
-        raise ValueError(
-            f"head_dim={model.head_dim}: the attention kernels serve up to {library.MAX_HEAD_DIM}"
-        )
     if model.mlp_bias:
         raise ValueError(
             "mlp_bias=True: MLP biases are not supported; use a checkpoint without them"

@@ -19,7 +19,7 @@ from capture.ops import PythonOp
 from capture.shapes import ShapeKey, ShapeTable
 from capture.tape import TapeGraph
 from graphengine.kernels import library
-from graphengine.models.native_ops import native_op
+from graphengine.kernels.ops import native_op
 
 Tensor = torch.Tensor
 Views = Mapping[str, Tensor]

@@ -8,7 +8,7 @@ import torch
 
 from capture.ops import MAX_NATIVE_ARGS, NativeOp, Op, PythonOp, set_recorder, word
 from graphengine.kernels import library
-from graphengine.models.native_ops import native_op
+from graphengine.kernels.ops import native_op
 
 
 class Seen:

@@ -97,7 +97,7 @@ def _is_module(root: Path, dotted: str) -> bool:
     return target.is_dir() or target.with_suffix(".py").is_file()
 
 
-def _imported_modules(node: ast.AST, root: Path, path: Path) -> list[str] | None:
+def imported_modules(node: ast.AST, root: Path, path: Path) -> list[str] | None:
     """Absolute modules that a node imports ([] for other nodes); None where the dots climb out."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
@@ -122,7 +122,7 @@ def layering(root: Path) -> list[Violation]:
     for path, _, tree in python_files(root, PACKAGES):
         package = path.parts[0]
         for node in ast.walk(tree):
-            modules = _imported_modules(node, root, path)
+            modules = imported_modules(node, root, path)
             line = getattr(node, "lineno", 1)
             if modules is None:
                 message = "relative import climbs out of its package"
@@ -152,7 +152,7 @@ def local_imports(root: Path) -> list[Violation]:
             for node in ast.walk(function):
                 if not isinstance(node, ast.Import | ast.ImportFrom):
                     continue
-                modules = _imported_modules(node, root, path) or ["(relative)"]
+                modules = imported_modules(node, root, path) or ["(relative)"]
                 hidden = [m for m in modules if m.split(".")[0] not in OPTIONAL_IMPORTS]
                 if hidden:
                     message = f"{name} imports {', '.join(hidden)} inside a function"

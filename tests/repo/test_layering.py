@@ -1,5 +1,6 @@
 """The arrows between the packages: capture <- proposers <- graphengine, none in a function."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,28 @@ def test_the_walk_sees_every_package(repo_root: Path) -> None:
     """Guards against a renamed folder, after which the rules above would check nothing."""
     for package in rules.PACKAGES:
         assert list(rules.python_files(repo_root, (package,))), f"no Python file below {package}/"
+
+
+KERNEL_USERS = {
+    "graphengine/attention/cpu.py",
+    "graphengine/cli/app.py",  # the name of the build's error
+    "graphengine/model_runner.py",
+    "graphengine/models/native_ops.py",
+    "graphengine/numerics.py",
+    "graphengine/startup.py",
+}
+
+
+def test_only_what_runs_kernels_imports_them(repo_root: Path) -> None:
+    """Guards against sizes, schedules and checks that cannot be read without a compiler."""
+    users = {
+        path.as_posix()
+        for path, _, tree in rules.python_files(repo_root, ("graphengine",))
+        for node in ast.walk(tree)
+        for module in rules.imported_modules(node, repo_root, path) or ()
+        if module.startswith("graphengine.kernels")
+    }
+    assert {user for user in users if not user.startswith("graphengine/kernels/")} <= KERNEL_USERS
 
 
 @pytest.mark.parametrize(
