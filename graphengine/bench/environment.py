@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from graphengine.engine import Engine
+from graphengine.versions import version
 
 _DISTRIBUTIONS = ("graphengine", "torch", "transformers", "tokenizers", "numpy", "gguf")
 
@@ -38,7 +38,7 @@ def describe(command: list[str]) -> dict[str, Any]:
             **{name: version(name) for name in _DISTRIBUTIONS},
         },
         "environment": {
-            name: value
+            name: without_folder(value)
             for name, value in sorted(os.environ.items())
             if name.startswith(("OMP_", "GOMP_", "KMP_", "GRAPHENGINE_"))
         },
@@ -62,9 +62,24 @@ def describe_engine(engine: Engine) -> dict[str, Any]:
     }
 
 
-def command_line() -> list[str]:
-    """How this process was started, without the folder of the program."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+def command_line(*program: str) -> list[str]:
+    """`program` with this process's arguments, without the folders of this machine."""
+    return [*program, *map(without_folder, sys.argv[1:])]
+
+
+def without_folder(text: str) -> str:
+    """An absolute path relative to the working folder, or its name alone outside; else the text.
+
+    What is committed must not tell how one machine names its folders.
+    """
+    flag, equals, value = text.partition("=")
+    if equals and flag.startswith("--"):
+        return f"{flag}={without_folder(value)}"
+    path = Path(text)
+    if not path.is_absolute():
+        return text
+    inside = path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd())) if inside else path.name
 
 
 def cpu_model() -> str | None:
@@ -87,11 +102,3 @@ def _proc_field(file: str, name: str) -> str | None:
         if key.strip() == name:
             return value.strip()
     return None
-
-
-def version(name: str) -> str | None:
-    """Version of an installed distribution; None where it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

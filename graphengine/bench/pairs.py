@@ -6,6 +6,7 @@ of the two token streams.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ class Pair:
     prompt_ids: list[str]
     k: int
     round: int
+    off_first: bool
     off: BatchRun
     on: BatchRun
     difference: Difference | None
@@ -61,6 +63,7 @@ class Pair:
             "batch_size": self.batch_size,
             "k": self.k,
             "round": self.round,
+            "off_first": self.off_first,
             "off": _run_json(self.off),
             "on": _run_json(self.on),
             "ratio": self.ratio,
@@ -118,7 +121,7 @@ class PairRunner:
         assert not engine.config.cache.enable_prefix_caching, "prefix caching would favour a side"
         self.engine = engine
         self._params = SamplingParams(max_tokens=max_tokens)
-        self._num_pairs = 0
+        self._num_pairs: Counter[tuple[int, int]] = Counter()  # by k and round
 
     def warm_up(self, prompt: Sequence[int]) -> None:
         """A short run of both sides, thrown away."""
@@ -136,11 +139,14 @@ class PairRunner:
         k: int,
         round: int = 0,
     ) -> Pair:
-        """Run one batch off and on; off first in every other call."""
-        order = (0, k) if self._num_pairs % 2 == 0 else (k, 0)
-        self._num_pairs += 1
+        """Run one batch off and on.
+
+        Who goes first alternates from batch to batch and, for each batch, from round to round.
+        """
+        off_first = (self._num_pairs[k, round] + round) % 2 == 0
+        self._num_pairs[k, round] += 1
         runs: dict[int, BatchRun] = {}
-        for limit in order:
+        for limit in (0, k) if off_first else (k, 0):
             self.engine.draft_limit = limit
             runs[limit] = run_batch(self.engine, prompts, self._params)
         off, on = runs[0], runs[k]
@@ -149,6 +155,7 @@ class PairRunner:
             prompt_ids=list(prompt_ids),
             k=k,
             round=round,
+            off_first=off_first,
             off=off,
             on=on,
             difference=first_difference(prompt_ids, off.token_ids, on.token_ids),

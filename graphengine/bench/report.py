@@ -44,8 +44,7 @@ def summarise(pairs: Sequence[Pair]) -> list[Summary]:
 
 
 def _summary(pairs: Sequence[Pair]) -> Summary:
-    first = pairs[0]
-    ratios = [pair.ratio for pair in pairs if pair.ratio is not None]
+    first, ratios = pairs[0], independent_ratios(pairs)
     drafted = sum(pair.on.num_draft_tokens for pair in pairs)
     steps = sum(pair.on.num_steps for pair in pairs)
     return Summary(
@@ -62,9 +61,51 @@ def _summary(pairs: Sequence[Pair]) -> Summary:
     )
 
 
+def independent_ratios(pairs: Sequence[Pair]) -> list[float]:
+    """One paired ratio a batch, the median over its rounds.
+
+    Repeating a batch says nothing new about other prompts, so rounds must not narrow an interval
+    over them. Where there is one batch only, its rounds are the values, and the interval is about
+    the noise of the machine alone.
+    """
+    rounds: dict[tuple[str, ...], list[float]] = {}
+    for pair in pairs:
+        if pair.ratio is not None:
+            rounds.setdefault(tuple(pair.prompt_ids), []).append(pair.ratio)
+    if len(rounds) == 1:
+        return next(iter(rounds.values()))
+    return [median(ratios) for ratios in rounds.values()]
+
+
 def _median_rate(rates: Sequence[float]) -> float:
     measured = [rate for rate in rates if rate > 0]
     return median(measured) if measured else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerSummary:
+    """All rounds of one batch size; median decode tokens/s, and the median of paired ratios."""
+
+    batch_size: int
+    peer_rate: float
+    own_rate: float
+    ratio: Interval
+
+
+def summarise_peer(rounds: Sequence[PeerRound]) -> list[PeerSummary]:
+    """One summary a batch size, ascending."""
+    groups: dict[int, list[PeerRound]] = {}
+    for one in sorted(rounds, key=lambda one: one.batch_size):
+        groups.setdefault(one.batch_size, []).append(one)
+    return [
+        PeerSummary(
+            batch_size=size,
+            peer_rate=median(one.peer_rate for one in group),
+            own_rate=median(one.own_rate for one in group),
+            ratio=median_interval([one.ratio for one in group]),
+        )
+        for size, group in groups.items()
+    ]
 
 
 def pair_table(summaries: Sequence[Summary]) -> Table:
@@ -82,7 +123,7 @@ def pair_table(summaries: Sequence[Summary]) -> Table:
             rate_text(row.off_rate),
             rate_text(row.on_rate),
             "-" if row.ratio is None else f"{row.ratio.median:.2f}x",
-            "-" if row.ratio is None else f"{row.ratio.low:.2f} to {row.ratio.high:.2f}",
+            "-" if row.ratio is None else row.ratio.bounds,
             f"{row.acceptance_rate:.0%}",
             f"{row.mean_acceptance_length:.2f}",
             f"{row.num_identical} of {row.num_pairs}",
@@ -125,16 +166,14 @@ def peer_table(rounds: Sequence[PeerRound]) -> Table:
     table = Table(title=f"plain decode against {rounds[0].peer}, decode tokens/s")
     for name in ("batch", "peer", "graphengine", "ratio", "95 % interval", "rounds"):
         table.add_column(name, justify="right")
-    for size in sorted({one.batch_size for one in rounds}):
-        mine = [one for one in rounds if one.batch_size == size]
-        ratio = median_interval([one.ratio for one in mine])
+    for row in summarise_peer(rounds):
         table.add_row(
-            str(size),
-            f"{median(one.peer_rate for one in mine):.1f}",
-            f"{median(one.own_rate for one in mine):.1f}",
-            f"{ratio.median:.2f}x",
-            f"{ratio.low:.2f} to {ratio.high:.2f}",
-            str(len(mine)),
+            str(row.batch_size),
+            f"{row.peer_rate:.1f}",
+            f"{row.own_rate:.1f}",
+            f"{row.ratio.median:.2f}x",
+            row.ratio.bounds,
+            str(row.ratio.num_values),
         )
     return table
 
@@ -146,6 +185,7 @@ def as_json(
     return {
         "summary": [asdict(row) for row in summarise(pairs)],
         "steps": [asdict(step) for step in steps],
+        "peer_summary": [asdict(row) for row in summarise_peer(rounds)],
         "peer_rounds": [{**asdict(one), "ratio": one.ratio} for one in rounds],
         "pairs": [pair.as_json() for pair in pairs],
     }

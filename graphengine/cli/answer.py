@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from graphengine.bench.measure import DecodeTimer
 from graphengine.cli.console import Interrupt, deferred_interrupt
 from graphengine.cli.drafts import DraftPainter
+from graphengine.decode_timer import DecodeTimer
 from graphengine.engine import Engine
 from graphengine.outputs import RequestOutput
 from graphengine.sampling.params import SamplingParams

@@ -13,10 +13,10 @@ from typing import Annotated, cast
 
 import typer
 
-from graphengine.bench.environment import version
 from graphengine.cli import bench, chat, demo, generate, plan
 from graphengine.cli.console import note, one_line
 from graphengine.kernels.build import BuildError
+from graphengine.versions import version
 
 REFUSED, INTERRUPTED = 2, 130
 

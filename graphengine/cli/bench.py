@@ -5,7 +5,6 @@ Owns the flags and the order of the parts. What is measured and how is `grapheng
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from capture.shapes import DEFAULT_DRAFT_LENGTHS
 from graphengine.bench import environment, report
 from graphengine.bench.pairs import Pair, PairPlan, PairRunner
 from graphengine.bench.peer import PEERS, Peer, PeerRound, run_rounds
+from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.steps import StepTime, step_times
 from graphengine.bench.workloads import Prompt, batches, encode, load_workloads
 from graphengine.cli.console import note, stderr, stdout
@@ -55,7 +55,7 @@ def bench(
             metavar="K,...",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Pairs of each batch.", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="Pairs of each batch; 0: no pairs.", min=0)] = 3,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=2)] = 128,
     replays: Annotated[
         int, typer.Option(help="Replays of each step time; 0: no step times.", min=0)
@@ -63,16 +63,23 @@ def bench(
     against: Annotated[
         str | None, typer.Option(help="Also compare plain decoding with: transformers.")
     ] = None,
+    peer_rounds: Annotated[
+        int, typer.Option(help="Turns of each side and batch size of --against.", min=1)
+    ] = 5,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write everything measured to this file.")
     ] = None,
     options: EngineOptions,
 ) -> None:
-    """Measure decode tokens/s with speculation off and on, interleaved in one process."""
+    """Measure decode tokens/s with speculation off and on, interleaved in one process.
+
+    What is on is --speculate's or GRAPHENGINE_SPECULATE's proposer, n-gram where none is named.
+    `--rounds 0 --replays 0 --against transformers` measures plain decoding beside the peer alone.
+    """
     workloads = _select(prompts or [PROMPTS_FILE], workload)
     sizes = parse_numbers("--batch", batch, minimum=1)
-    config, lengths = bench_config(options.config(), k, max(sizes))
-    _check_early(against, json_file)
+    config, lengths = bench_config(options.paired_config(), k, max(sizes))
+    _check_early(against, json_file, nothing=not (rounds or replays or against))
     engine = open_engine(model, config)
     plan = PairPlan(
         workloads=workloads,
@@ -85,9 +92,9 @@ def bench(
     try:
         _measure(measured, engine, plan, replays)
         if against is not None:
-            measured.rounds.extend(_against(engine, against, model, plan))
+            measured.rounds.extend(_against(engine, against, model, plan, peer_rounds))
             stdout().print(report.peer_table(measured.rounds))
-        about = environment.describe(environment.command_line())
+        about = environment.describe(environment.command_line("graphengine"))
         about["engine"] = environment.describe_engine(engine)
     finally:
         engine.close()
@@ -108,8 +115,9 @@ class Measured:
 def _measure(measured: Measured, engine: Engine, plan: PairPlan, replays: int) -> None:
     """Pairs and step times, each table printed as soon as it is known."""
     console = stdout()
-    measured.pairs.extend(_pairs(engine, plan))
-    console.print(report.pair_table(report.summarise(measured.pairs)))
+    if plan.rounds:
+        measured.pairs.extend(_pairs(engine, plan))
+        console.print(report.pair_table(report.summarise(measured.pairs)))
     if replays:
         measured.steps.extend(_steps(engine, plan, replays))
         console.print(report.step_table(measured.steps))
@@ -118,15 +126,18 @@ def _measure(measured: Measured, engine: Engine, plan: PairPlan, replays: int) -
 def bench_config(
     config: EngineConfig, lengths: str | None, max_batch: int
 ) -> tuple[EngineConfig, list[int]]:
-    """The engine for the draft lengths asked for, and these lengths.
+    """The engine for the draft lengths asked for, and these lengths; each is a cell of its own.
 
-    Every length is a cell of its own; prefix caching is off, since it would favour the second side
-    of a pair.
+    Args:
+        config: with speculation on.
+        lengths: `--k`; None: the configuration's own.
+        max_batch: the largest of `--batch`.
 
     Raises:
         ValueError: a length or batch size does not fit.
     """
-    speculative = config.speculative or SpeculativeConfig("ngram")
+    speculative = config.speculative
+    assert speculative is not None, "off has no draft length"
     numbers = [speculative.max_draft_tokens]
     if lengths is not None:
         numbers = parse_numbers("--k", lengths, minimum=1)
@@ -147,7 +158,6 @@ def bench_config(
                 **speculative.options,  # type: ignore[arg-type]
             ),
             capture=replace(config.capture, draft_lengths=ladder),
-            cache=replace(config.cache, enable_prefix_caching=False),
         ),
         numbers,
     )
@@ -208,7 +218,9 @@ def _steps(engine: Engine, plan: PairPlan, replays: int) -> list[StepTime]:
     ]
 
 
-def _against(engine: Engine, peer_name: str, model: str, plan: PairPlan) -> list[PeerRound]:
+def _against(
+    engine: Engine, peer_name: str, model: str, plan: PairPlan, rounds: int
+) -> list[PeerRound]:
     first = next(iter(plan.workloads.values()))
     batch_list = [
         [encode(engine.tokenizer, prompt) for prompt in batches(first, size)[0]]
@@ -217,20 +229,21 @@ def _against(engine: Engine, peer_name: str, model: str, plan: PairPlan) -> list
     dtype = str(engine.resolved.dtype).removeprefix("torch.")
     note(f"starting {peer_name}")
     with Peer.start(peer_name, model, dtype=dtype, num_threads=torch.get_num_threads()) as peer:
-        return run_rounds(engine, peer, batch_list, rounds=plan.rounds, num_tokens=_PEER_TOKENS)
+        return run_rounds(engine, peer, batch_list, rounds=rounds, num_tokens=_PEER_TOKENS)
 
 
-def _check_early(against: str | None, json_file: Path | None) -> None:
+def _check_early(against: str | None, json_file: Path | None, *, nothing: bool) -> None:
     """What would otherwise be refused only after minutes of measuring."""
+    if nothing:
+        raise ValueError("nothing to measure: --rounds 0, --replays 0 and no --against")
     if against is not None and against not in PEERS:
         raise ValueError(f"--against {against}: allowed are {', '.join(PEERS)}")
-    if json_file is not None and not json_file.resolve().parent.is_dir():
-        raise ValueError(f"--json {json_file}: the folder does not exist")
+    if json_file is not None:
+        check_target(json_file)
 
 
 def _write(file: Path, about: dict[str, Any], measured: Measured) -> None:
-    data = {**about, **report.as_json(measured.pairs, measured.steps, measured.rounds)}
-    file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_json(file, {**about, **report.as_json(measured.pairs, measured.steps, measured.rounds)})
     note(f"written: {file}")
 
 

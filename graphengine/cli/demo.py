@@ -7,7 +7,6 @@ first alternates, so that noise hits both alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Annotated
 
@@ -17,13 +16,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from graphengine.bench.pairs import Pair, PairRunner
-from graphengine.bench.ratios import median_interval
 from graphengine.bench.report import rate_text
 from graphengine.bench.workloads import Prompt, encode, load_workloads
 from graphengine.cli import drafts
 from graphengine.cli.console import has_colour, note, stdout
 from graphengine.cli.options import EngineOptions, Model, command, open_engine
-from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.demo import PROMPTS_FILE
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
@@ -37,9 +34,12 @@ def demo(
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=2)] = 128,
     options: EngineOptions,
 ) -> None:
-    """Answer the demo's prompts with speculation off and on, and compare."""
+    """Answer the demo's prompts with speculation off and on, and compare.
+
+    What is on is --speculate's or GRAPHENGINE_SPECULATE's proposer, n-gram where none is named.
+    """
     prompts = [prompt for group in load_workloads(PROMPTS_FILE).values() for prompt in group]
-    engine = open_engine(model, demo_config(options.config()))
+    engine = open_engine(model, options.paired_config())
     console = stdout()
     try:
         _print_start(console, engine)
@@ -53,18 +53,6 @@ def demo(
     finally:
         engine.close()
     _verdict(console, pairs)
-
-
-def demo_config(config: EngineConfig) -> EngineConfig:
-    """The user's configuration with speculation on (n-gram where nothing is said), no prefix cache.
-
-    The prefix cache would spare whichever run of a prompt comes second its prefill.
-    """
-    return replace(
-        config,
-        speculative=config.speculative or SpeculativeConfig("ngram"),
-        cache=replace(config.cache, enable_prefix_caching=False),
-    )
 
 
 def _answer(console: Console, runner: PairRunner, prompt: Prompt, rounds: int) -> list[Pair]:
@@ -123,7 +111,7 @@ def _print_table(console: Console, pairs: Sequence[Sequence[Pair]]) -> None:
 def _ratio(group: Sequence[Pair]) -> float | None:
     """Median of a prompt's paired ratios; None where its answers are too short to time."""
     ratios = [pair.ratio for pair in group if pair.ratio is not None]
-    return median_interval(ratios).median if ratios else None
+    return median(ratios) if ratios else None
 
 
 def _print_steps(console: Console, engine: Engine) -> None:

@@ -124,6 +124,28 @@ class EngineOptions:
             ),
         )
 
+    def paired_config(self) -> EngineConfig:
+        """The configuration for comparing speculation off and on in one engine.
+
+        Speculation is on, n-gram where no flag and no environment names another: `off` in the
+        environment is a default for engines, not a wish to compare off with off. The prefix cache
+        is off, since it would spare whichever side comes second its prefill.
+
+        Raises:
+            ValueError: a flag has a value that is not allowed; `--speculate off` is one here.
+        """
+        config = self.config()
+        if config.speculative is None and self.speculate is not None:
+            raise ValueError(
+                f"--speculate {self.speculate}: this command compares speculation off with on; "
+                "name what is to be on (ngram, ngram:K), or leave the flag out"
+            )
+        return dataclasses.replace(
+            config,
+            speculative=config.speculative or SpeculativeConfig("ngram"),
+            cache=dataclasses.replace(config.cache, enable_prefix_caching=False),
+        )
+
     def _capture(self) -> CaptureConfig:
         file = self.capture_config
         config = CaptureConfig() if file is None else CaptureConfig.from_toml(file)

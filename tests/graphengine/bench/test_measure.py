@@ -3,14 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from graphengine.bench.measure import DecodeTimer, run_batch
+from graphengine.bench.measure import run_batch
 from graphengine.bench.pairs import Difference, PairPlan, PairRunner, first_difference
 from graphengine.bench.report import as_json, summarise
 from graphengine.bench.steps import step_times
 from graphengine.bench.workloads import Prompt
+from graphengine.decode_timer import DecodeTimer
 from graphengine.engine import Engine
 from graphengine.outputs import CompletionOutput, RequestOutput
 from graphengine.request import RequestMetrics
@@ -120,6 +122,10 @@ def test_plan_runs_every_pair_and_alternates(engine: Engine) -> None:
     assert len(pairs) == len(done) == plan.num_pairs == (3 + 2) * 2 * 2
     assert all(pair.difference is None for pair in pairs)
     assert all(pair.off.num_draft_tokens == 0 for pair in pairs)
+    for k in plan.draft_lengths:
+        for number in range(plan.rounds):
+            firsts = [pair.off_first for pair in pairs if (pair.k, pair.round) == (k, number)]
+            assert firsts == [(index + number) % 2 == 0 for index in range(5)]
     summaries = summarise(pairs)
     assert [(s.batch_size, s.k, s.num_pairs) for s in summaries] == [
         (1, 1, 6),
@@ -131,6 +137,27 @@ def test_plan_runs_every_pair_and_alternates(engine: Engine) -> None:
     data = json.loads(json.dumps(as_json(pairs, [], [])))
     assert len(data["pairs"]) == plan.num_pairs
     assert data["pairs"][0]["ratio"] == pairs[0].on.rate / pairs[0].off.rate
+
+
+def test_rounds_do_not_narrow_an_interval_over_prompts(engine: Engine) -> None:
+    """Guards against repetitions of few prompts sold as evidence about many."""
+    prompts = [Prompt(id=f"p{i}", kind="a", chat=False, text=f"text {i}") for i in range(2)]
+    runner = PairRunner(engine, max_tokens=8)
+
+    def interval(count: int) -> tuple[int, float]:
+        plan = PairPlan(
+            workloads={"w": prompts[:count]}, batch_sizes=[1], draft_lengths=[2], rounds=3,
+            max_tokens=8,
+        )  # fmt: skip
+        pairs = runner.run_plan(plan)
+        (summary,) = summarise(pairs)
+        assert summary.ratio is not None
+        ratios = [pair.ratio or 0.0 for pair in pairs if pair.prompt_ids == ["p0"]]
+        assert min(summary.ratio.low, median(ratios)) == summary.ratio.low
+        return summary.ratio.num_values, summary.ratio.coverage
+
+    assert interval(2) == (2, 0.5)
+    assert interval(1) == (3, 0.75)  # one prompt: the noise of its rounds
 
 
 def test_first_difference_names_prompt_and_position() -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from graphengine.bench.pairs import Difference
 from graphengine.cli.bench import bench_config, parse_numbers
-from graphengine.cli.demo import demo_config
 from graphengine.cli.options import EngineOptions
 from tests.graphengine.cli.conftest import SMALL, Cli
 from tests.tiny import make_checkpoint
@@ -45,7 +44,7 @@ def test_bench_prints_and_writes_everything(
     assert data["machine"]["threads"] >= 1
     assert data["versions"]["torch"]
     assert data["engine"]["draft_lengths"] == [0, 1, 2]
-    assert data["command"]
+    assert data["command"][0] == "graphengine"
 
 
 @pytest.mark.parametrize("command", ["bench", "demo"])
@@ -66,15 +65,47 @@ def test_a_difference_is_exit_code_1(
 
 def test_bench_config_gives_every_length_a_cell() -> None:
     """Guards against a k that runs padded in a wider cell, and against prefix caching in pairs."""
-    config, lengths = bench_config(EngineOptions().config(), "4,2", 8)
+    config, lengths = bench_config(EngineOptions().paired_config(), "4,2", 8)
     assert lengths == [2, 4]
     assert config.capture.draft_lengths == (0, 1, 2, 3, 4)
     assert config.speculative is not None
     assert config.speculative.max_draft_tokens == 4
     assert not config.cache.enable_prefix_caching
-    asked = EngineOptions(speculate="ngram:5").config()
+    asked = EngineOptions(speculate="ngram:5").paired_config()
     assert bench_config(asked, None, 1)[1] == [5]
-    assert not demo_config(EngineOptions().config()).cache.enable_prefix_caching
+
+
+def test_what_is_compared_with_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against off compared with off, or with another proposer than the one asked for."""
+    for value, expected in (("off", 6), ("ngram:3", 3)):
+        monkeypatch.setenv("GRAPHENGINE_SPECULATE", value)
+        config = EngineOptions().paired_config()
+        assert config.speculative is not None
+        assert (config.speculative.method, config.max_draft_tokens) == ("ngram", expected)
+    with pytest.raises(ValueError, match="--speculate off: this command compares"):
+        EngineOptions(speculate="off").paired_config()
+
+
+def test_the_peer_alone(cli: Cli, checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against pairs that must be paid for to compare with a peer, and against batch sizes
+    mixed in one ratio."""
+    target = tmp_path / "out.json"
+    result = cli(
+        "bench", checkpoint, "--prompts", prompts, "--rounds", 0, "--replays", 0, "--batch", "1,2",
+        "--against", "transformers", "--peer-rounds", 2, "--json", target, "--compile", "off",
+        "--max-num-seqs", 2, "--max-model-len", 256, "--dtype", "float32",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert "speculation on against off" not in result.out
+    data = json.loads(target.read_text())
+    assert data["pairs"] == data["steps"] == []
+    rounds = [(one["batch_size"], one["round"]) for one in data["peer_rounds"]]
+    assert rounds == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    assert [one["batch_size"] for one in data["peer_summary"]] == [1, 2]
+    for size, row in enumerate(data["peer_summary"], 1):
+        ratios = sorted(r["ratio"] for r in data["peer_rounds"] if r["batch_size"] == size)
+        assert [row["ratio"]["low"], row["ratio"]["high"]] == ratios
+        assert row["ratio"]["coverage"] == 0.5
 
 
 def test_number_lists() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from graphengine.bench.environment import version
 from graphengine.cli.console import StartProgress, has_colour
 from graphengine.cli.drafts import legend, paint
 from graphengine.cli.options import EngineOptions
@@ -15,6 +14,7 @@ from graphengine.cli.plan import plan_bytes
 from graphengine.engine import Engine
 from graphengine.models import loader
 from graphengine.models.tokenizer import Tokenizer
+from graphengine.versions import version
 from proposers import registry
 from tests.graphengine.cli.conftest import Cli
 from tests.tiny import make_tokenizer
