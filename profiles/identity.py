@@ -5,7 +5,7 @@ kind, chunked prefill, prefix cache), each with speculation off and on, and comp
 with one reference run. Writes JSON after every cell, so that a cut-off run loses nothing and a
 second call goes on where the first one stopped.
 
-    python -m profiles.identity --out profiles/results/identity.json [--smoke]
+    python -m profiles.identity --out profiles/results/identity.json [--cells 1,4] [--smoke]
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from graphengine import LLM, CacheConfig, CaptureConfig, SamplingParams, SpeculativeConfig
-from graphengine.bench.environment import describe
+from graphengine.bench.environment import command_line, describe
+from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.workloads import Prompt, load_workloads
 
 PROMPTS = Path(__file__).parent / "prompts" / "identity.json"
@@ -144,12 +145,24 @@ def cause(on: dict[str, Any], off: dict[str, Any]) -> str:
     """Why speculation loses in a cell, by its counters; empty where it wins."""
     if on["tokens_per_second"] >= off["tokens_per_second"]:
         return ""
+    saved, cost = 1 - on["num_steps"] / off["num_steps"], step_cost(on, off)
     rate = on["num_accepted_tokens"] / max(1, on["num_draft_tokens"])
-    saved = 1 - on["num_steps"] / off["num_steps"]
-    return (
-        f"{rate:.0%} of drafts accepted saved {saved:.0%} of the steps; every request of a batch "
-        f"pays the rows of the longest draft ({on['padding_rows']} padding rows)"
+    drafts = (
+        f"{rate:.0%} of {on['num_draft_tokens']} drafts accepted, "
+        f"{on['padding_rows'] / on['num_steps']:.1f} padding rows a step"
     )
+    if saved <= 0:
+        return f"no step saved ({on['num_steps']} against {off['num_steps']}); {drafts}"
+    return (
+        f"{saved:.0%} of the steps saved, but a step costs {cost:.2f} plain ones, which pays from "
+        f"{1 - 1 / cost:.0%} on; {drafts}"
+    )
+
+
+def step_cost(on: dict[str, Any], off: dict[str, Any]) -> float:
+    """Seconds of a mean step with speculation on over one with it off, each with its prefills."""
+    ratio: float = (on["seconds"] / on["num_steps"]) / (off["seconds"] / off["num_steps"])
+    return ratio
 
 
 def run_cell(cell: Cell, args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -179,27 +192,34 @@ def summarise(cell: Cell, result: dict[str, Any], reference: Sequence[list[int]]
         "off": {name: off[name] for name in (*figures, "num_steps")},
         "on": {name: on[name] for name in (*figures, "num_steps", "padding_rows")},
         "ratio": on["tokens_per_second"] / off["tokens_per_second"],
+        "step_cost": step_cost(on, off),
         "cause": cause(on, off),
         "compile_events_after_warmup": result["compile_events_after_warmup"],
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=Path("profiles/results/identity.json"))
     parser.add_argument("--smoke", action="store_true", help="4 cells, 10 prompts, 32 tokens")
+    parser.add_argument("--cells", type=_numbers, help="only these, by number; default: all")
     args = parser.parse_args()
     prompts = [p for group in load_workloads(args.prompts).values() for p in group]
     cells = pairwise_cells()
     if args.smoke:
         prompts, cells, args.max_tokens = prompts[::10], cells[:4], 32
+    chosen = args.cells or range(1, len(cells) + 1)
+    if not set(chosen) <= set(range(1, len(cells) + 1)):
+        parser.error(f"--cells: there are 1 to {len(cells)}")
+    check_target(args.out)
     report = _resume(args, cells, prompts)
     done = {json.dumps(row["cell"], sort_keys=True) for row in report["cells"]}
-    for number, cell in enumerate(cells, 1):
+    for number in chosen:
+        cell = cells[number - 1]
         if json.dumps(asdict(cell), sort_keys=True) in done:
             continue
         result = run_cell(cell, args, prompts)
@@ -207,14 +227,38 @@ def main() -> int:
             report["reference"] = result["off"]["streams"]  # the first cell's plain decoding
         row = summarise(cell, result, report["reference"])
         report["cells"].append(row)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report) + "\n", encoding="utf-8")
+        report["total"] = total(report["cells"])
+        write_json(args.out, report, indent=None)
         print(f"[{number}/{len(cells)}] {_line(row)}", flush=True)
-    bad = [row for row in report["cells"] if row["differing_off"] or row["differing_on"]]
-    tokens = sum(row["num_tokens"] for row in report["cells"])
-    differing = sum(d["tokens"] for row in bad for d in row["differing_off"] + row["differing_on"])
-    print(f"{len(report['cells'])} cells, {tokens} tokens on, {differing} differing tokens")
-    return 1 if bad else 0
+    figures = total(report["cells"])
+    print(
+        f"{len(report['cells'])} of {len(cells)} cells: {figures['num_tokens']} tokens with "
+        f"speculation on compared with the reference, {figures['differing_on']} differ (off: "
+        f"{figures['differing_off']}); on/off {figures['lowest_ratio']:.2f} to "
+        f"{figures['highest_ratio']:.2f}, compile events after warm-up: {figures['compile_events']}"
+    )
+    return 1 if figures["differing_on"] or figures["differing_off"] else 0
+
+
+def total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Figures over all cells measured so far, at least one; differences in tokens."""
+    ratios = [row["ratio"] for row in rows]
+
+    def differing(side: str) -> int:
+        return sum(one["tokens"] for row in rows for one in row[side])
+
+    return {
+        "num_tokens": sum(row["num_tokens"] for row in rows),
+        "differing_off": differing("differing_off"),
+        "differing_on": differing("differing_on"),
+        "lowest_ratio": min(ratios),
+        "highest_ratio": max(ratios),
+        "compile_events": sum(row["compile_events_after_warmup"] for row in rows),
+    }
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def _resume(args: argparse.Namespace, cells: Sequence[Cell], prompts: Sequence[Prompt]) -> Any:
@@ -232,7 +276,7 @@ def _resume(args: argparse.Namespace, cells: Sequence[Cell], prompts: Sequence[P
             return report
         sys.exit(f"{args.out} holds another run ({report['about']}); name another file")
     return {
-        "run": describe(["python", "-m", "profiles.identity", *sys.argv[1:]]),
+        "run": describe(command_line("python", "-m", "profiles.identity")),
         "about": about,
         "num_cells": len(cells),
         "reference": None,
