@@ -8,7 +8,7 @@ checked before any weight is read; what depends on the checkpoint is resolved by
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,12 +19,16 @@ from proposers import registry
 
 SPECULATE_VARIABLE = "GRAPHENGINE_SPECULATE"
 MAX_DRAFT_TOKENS = 64
+OFF = "off"
 
 Numerics = Literal["invariant", "fast"]
 
 
+@dataclass(frozen=True, slots=True, init=False)
 class SpeculativeConfig:
     """Which proposer drafts, and how its drafts are verified.
+
+    A value: `dataclasses.replace` changes fields and options and keeps the rest.
 
     Args:
         method: registered proposer name; `graphengine proposers` lists them.
@@ -34,23 +38,26 @@ class SpeculativeConfig:
         draft_sampling: `greedy`, the only mode built.
         adaptive: choose k from measurement; only False (a fixed k) is built.
         self_check: what to do where a model-carrying proposer accepts near chance at load.
-        options: options of the proposer itself, validated by it.
+        options: options of the proposer itself as (name, value) pairs or a mapping; a short form
+            is to pass them by name.
+        named_options: these win over `options`.
+
+    Attributes:
+        options: all of the proposer's options, defaults included, as (name, value) pairs.
 
     Raises:
-        ValueError: a field has a value that is not allowed, or the proposer is unknown or not
-            supported.
+        ValueError: a field or an option has a value that is not allowed, or the proposer is unknown
+            or not supported.
     """
 
-    __slots__ = (
-        "adaptive",
-        "draft_sampling",
-        "max_draft_tokens",
-        "method",
-        "model",
-        "options",
-        "self_check",
-        "verification",
-    )
+    method: str
+    model: str | None
+    max_draft_tokens: int
+    verification: str
+    draft_sampling: str
+    adaptive: bool
+    self_check: str
+    options: tuple[tuple[str, object], ...]
 
     def __init__(
         self,
@@ -62,10 +69,11 @@ class SpeculativeConfig:
         draft_sampling: str = "greedy",
         adaptive: bool = False,
         self_check: str = "error",
-        **options: object,
+        options: Mapping[str, object] | Iterable[tuple[str, object]] = (),
+        **named_options: object,
     ) -> None:
         info = registry.find(method).info
-        info.resolve(options)
+        resolved = info.resolve({**dict(options), **named_options})
         if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
             raise ValueError(
                 f"max_draft_tokens={max_draft_tokens!r}: expected an integer from 1 to "
@@ -89,24 +97,24 @@ class SpeculativeConfig:
             raise ValueError(f"model={model!r}: expected a path or None")
         if model is not None and info.kind == "host":
             raise ValueError(f"model={model!r}: proposer {method!r} carries no model; leave it out")
-        self.method = method
-        self.model = model
-        self.max_draft_tokens = max_draft_tokens
-        self.verification = verification
-        self.draft_sampling = draft_sampling
-        self.adaptive = adaptive
-        self.self_check = self_check
-        self.options: Mapping[str, object] = dict(options)
-
-    def __repr__(self) -> str:
-        return (
-            f"SpeculativeConfig({self.method!r}, max_draft_tokens={self.max_draft_tokens}, "
-            f"options={self.options})"
-        )
+        values: dict[str, object] = {
+            "method": method,
+            "model": model,
+            "max_draft_tokens": max_draft_tokens,
+            "verification": verification,
+            "draft_sampling": draft_sampling,
+            "adaptive": adaptive,
+            "self_check": self_check,
+            "options": tuple(resolved.items()),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def resolve(cls, given: SpeculativeConfig | str | None) -> SpeculativeConfig | None:
         """The configuration that an argument means; None: speculation is off.
+
+        The one place that reads the environment.
 
         Args:
             given: a configuration; `off`, a proposer's name, or `name:k`; None: the text in
@@ -118,12 +126,12 @@ class SpeculativeConfig:
         if isinstance(given, SpeculativeConfig):
             return given
         source = SPECULATE_VARIABLE if given is None else "speculative"
-        text = os.environ.get(SPECULATE_VARIABLE, "off") if given is None else given
+        text = os.environ.get(SPECULATE_VARIABLE, OFF) if given is None else given
         if not isinstance(text, str):
             raise ValueError(
                 f"{source}={text!r}: expected a SpeculativeConfig, off, NAME or NAME:K"
             )
-        if text.strip() in ("", "off"):
+        if text.strip() in ("", OFF):
             return None
         method, colon, length = text.strip().partition(":")
         if colon and not (length.isascii() and length.isdecimal()):
@@ -164,7 +172,11 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """Everything an engine is built from; see `LLM` for the meaning of each field."""
+    """Everything an engine is built from; see `LLM` for the meaning of each field.
+
+    `speculative` is a SpeculativeConfig, `"off"`, or None, which leaves the choice to the
+    environment when an engine starts; other texts are accepted and stored as what they mean.
+    """
 
     dtype: str = "auto"
     device: str = "auto"
@@ -174,7 +186,7 @@ class EngineConfig:
     seed: int = 0
     numerics: Numerics = "invariant"
     async_steps: int = 0
-    speculative: SpeculativeConfig | None = None
+    speculative: SpeculativeConfig | str | None = None
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
 
@@ -202,15 +214,15 @@ class EngineConfig:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r}: expected a {expected.__name__} or None"
                 )
-        if self.speculative is not None and not isinstance(self.speculative, SpeculativeConfig):
-            raise ValueError(
-                f"speculative={self.speculative!r}: expected a SpeculativeConfig or None"
-            )
+        if self.speculative is not None:
+            # "off" must stay apart from None, also when the config is copied with changes.
+            stored = SpeculativeConfig.resolve(self.speculative) or OFF
+            object.__setattr__(self, "speculative", stored)
 
-    @property
-    def max_draft_tokens(self) -> int:
-        """Drafts a step may carry; 0 where speculation is off."""
-        return self.speculative.max_draft_tokens if self.speculative is not None else 0
+
+def resolve_device(asked: str) -> torch.device:
+    """Where weights, KV and steps live. The CPU is all that is built, for `auto` too."""
+    return torch.device("cpu" if asked == "auto" else asked)
 
 
 def resolve_dtype(asked: str, checkpoint: torch.dtype) -> torch.dtype:

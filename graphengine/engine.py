@@ -17,7 +17,7 @@ import torch
 
 from graphengine.admission import make_request
 from graphengine.commit import commit
-from graphengine.config import EngineConfig
+from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.kv.manager import KVManager
 from graphengine.outputs import EngineStats, RequestOutput
 from graphengine.request import RequestStatus
@@ -56,10 +56,11 @@ class Engine:
 
     Args:
         model: a Hugging Face directory, a .gguf file, or `smollm2-135m`.
-        config: see `LLM` for the fields.
+        config: None: the defaults. Where `speculative` is None the environment decides, as for
+            `LLM`, which has the meaning of every field.
         progress: called with (phase, done, total, what) while weights load and cells are captured.
-        proposer: an instance to use instead of `config.speculative`'s method (which still gives the
-            draft length); for scripted proposers in tests.
+        proposer: an instance to use instead of the method of `config.speculative`, which must be
+            given and still says the draft length; for scripted proposers in tests.
 
     Raises:
         ValueError: the model or the configuration is refused.
@@ -74,7 +75,7 @@ class Engine:
         proposer: Proposer | None = None,
     ) -> None:
         self.config = config or EngineConfig()
-        assert proposer is None or self.config.speculative is not None, (
+        assert proposer is None or isinstance(self.config.speculative, SpeculativeConfig), (
             "a proposer needs a draft length"
         )
         started = start(model, self.config, progress)
@@ -337,7 +338,7 @@ class Engine:
             self.proposer.forget(request_ids)
 
     def _make_proposer(self) -> Proposer | None:
-        speculative = self.config.speculative
+        speculative = self.resolved.speculative
         if speculative is None:
             return None
         sizes = self.resolved.sizes
@@ -346,9 +347,9 @@ class Engine:
             max_model_len=sizes.max_model_len,
             max_num_seqs=sizes.max_num_seqs,
             max_draft_tokens=sizes.max_draft_tokens,
-            device=torch.device("cpu"),
+            device=self.resolved.device,
         )
-        return registry.create(speculative.method, speculative.options, runtime)
+        return registry.create(speculative.method, dict(speculative.options), runtime)
 
 
 def _num_confirmed(emitted: Sequence[int], drafts: Sequence[int]) -> int:

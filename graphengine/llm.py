@@ -73,7 +73,7 @@ class LLM:
             seed=seed,
             numerics=numerics,
             async_steps=async_steps,
-            speculative=SpeculativeConfig.resolve(speculative),
+            speculative=speculative,
             capture=capture if capture is not None else CaptureConfig(),
             cache=cache if cache is not None else CacheConfig(),
         )

@@ -63,7 +63,7 @@ class ModelRunner:
         self.sizes = resolved.sizes
         self.compiler = PieceCompiler("off" if capture.compile == "off" else "inductor")
         self.decoder = make_decoder(resolved, weights, kv_caches, capture, self.compiler)
-        self.buffers = make_buffers(resolved.model, self.sizes, torch.device("cpu"))
+        self.buffers = make_buffers(resolved.model, self.sizes, resolved.device)
         self.manager = CaptureManager(
             resolved.table,
             self.buffers,

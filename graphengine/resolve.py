@@ -13,7 +13,7 @@ import torch
 from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeTable
 from graphengine.attention import cpu
-from graphengine.config import EngineConfig, resolve_dtype
+from graphengine.config import EngineConfig, SpeculativeConfig, resolve_device, resolve_dtype
 from graphengine.kv.cache import resolve_num_blocks
 from graphengine.models.config import ModelConfig
 from graphengine.scheduler import SchedulerConfig
@@ -51,10 +51,12 @@ class RunnerSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedConfig:
-    """Every size that follows from a checkpoint and a configuration."""
+    """Everything that follows from a checkpoint and a configuration."""
 
     model: ModelConfig
+    device: torch.device
     dtype: torch.dtype
+    speculative: SpeculativeConfig | None  # None: off
     sizes: RunnerSizes
     table: ShapeTable
     scheduler: SchedulerConfig
@@ -62,14 +64,17 @@ class ResolvedConfig:
 
 
 def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
-    """Resolve and check every size; reads no weights.
+    """Resolve and check every choice and size; reads no weights.
 
     Raises:
         ValueError: naming the field that is out of range or contradicts another.
     """
     dtype = resolve_dtype(config.dtype, model.dtype)
     cpu.check_supported(dtype, model.head_dim)
-    resolve_graph_kind(config.capture, torch.device("cpu"))
+    device = resolve_device(config.device)
+    resolve_graph_kind(config.capture, device)
+    speculative = SpeculativeConfig.resolve(config.speculative)
+    max_draft_tokens = 0 if speculative is None else speculative.max_draft_tokens
     if model.mlp_bias:
         raise ValueError(
             "mlp_bias=True: MLP biases are not supported; use a checkpoint without them"
@@ -82,16 +87,18 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             f"max_model_len={max_model_len}: the checkpoint's limit is max_position_embeddings="
             f"{model.max_position_embeddings}; lower max_model_len"
         )
-    batched = _resolve_batched_tokens(config, max_model_len)
+    batched = _resolve_batched_tokens(config, max_model_len, max_draft_tokens)
     sizes = RunnerSizes(
         max_num_seqs=config.max_num_seqs,
-        max_draft_tokens=config.max_draft_tokens,
+        max_draft_tokens=max_draft_tokens,
         max_model_len=max_model_len,
         block_size=config.cache.block_size,
     )
     return ResolvedConfig(
         model=model,
+        device=device,
         dtype=dtype,
+        speculative=speculative,
         sizes=sizes,
         table=ShapeTable.from_config(
             config.capture,
@@ -116,9 +123,9 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
     )
 
 
-def _resolve_batched_tokens(config: EngineConfig, max_model_len: int) -> int:
+def _resolve_batched_tokens(config: EngineConfig, max_model_len: int, max_draft_tokens: int) -> int:
     """Rows a step: the user's number if it can work, else a default that can."""
-    rows_of_decode = config.max_num_seqs * (config.max_draft_tokens + 1)
+    rows_of_decode = config.max_num_seqs * (max_draft_tokens + 1)
     whole_prompt = 0 if config.cache.enable_chunked_prefill else max_model_len
     batched = config.max_num_batched_tokens
     if batched is None:
@@ -128,10 +135,10 @@ def _resolve_batched_tokens(config: EngineConfig, max_model_len: int) -> int:
             f"max_num_batched_tokens={batched}: every running request needs a row a step; raise "
             f"it to at least max_num_seqs={config.max_num_seqs}"
         )
-    if batched < config.max_draft_tokens + 1:
+    if batched < max_draft_tokens + 1:
         raise ValueError(
-            f"max_draft_tokens={config.max_draft_tokens}: one request's verify step takes "
-            f"{config.max_draft_tokens + 1} rows and max_num_batched_tokens={batched}; lower "
+            f"max_draft_tokens={max_draft_tokens}: one request's verify step takes "
+            f"{max_draft_tokens + 1} rows and max_num_batched_tokens={batched}; lower "
             f"max_draft_tokens to {batched - 1} or raise max_num_batched_tokens"
         )
     return batched

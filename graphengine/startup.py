@@ -92,7 +92,7 @@ def start(
             resolved.dtype,
             num_blocks=resolved.num_blocks,
             block_size=sizes.block_size,
-            device=torch.device("cpu"),
+            device=resolved.device,
         )
         runner = ModelRunner(resolved, weights, caches, capture=config.capture, state=state)
     if config.numerics == "invariant":
@@ -111,7 +111,7 @@ def start(
 def _load(
     opened: OpenedModel, resolved: ResolvedConfig, progress: StartProgress | None
 ) -> DecoderWeights:
-    weights = DecoderWeights.allocate(resolved.model, resolved.dtype, torch.device("cpu"))
+    weights = DecoderWeights.allocate(resolved.model, resolved.dtype, resolved.device)
     load_weights(
         weights.destinations(resolved.model),
         opened.source,

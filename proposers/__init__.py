@@ -1,9 +1,20 @@
 """Draft sources: token ids in, guessed next token ids out. Imports nothing of graphengine."""
 
 from proposers.base import NO_TOKEN, Commit, Draft, HostProposer, ProposeInputs, Proposer, Runtime
-from proposers.info import OptionInfo, ProposerInfo, ProposerSpec
+from proposers.info import (
+    BOOLEAN,
+    OptionInfo,
+    ProposerInfo,
+    ProposerSpec,
+    Rule,
+    integers,
+    none_or,
+    numbers,
+    option_error,
+)
 
 __all__ = [
+    "BOOLEAN",
     "NO_TOKEN",
     "Commit",
     "Draft",
@@ -13,5 +24,10 @@ __all__ = [
     "Proposer",
     "ProposerInfo",
     "ProposerSpec",
+    "Rule",
     "Runtime",
+    "integers",
+    "none_or",
+    "numbers",
+    "option_error",
 ]

@@ -1,11 +1,12 @@
 """What the registry can say about a proposer without building it: the rows of the support matrix.
 
-Owns ProposerInfo, its options and their resolution against what a user gave. Knows no concrete
-proposer.
+Owns ProposerInfo, its options and the check of what a user gave: once, when a configuration is
+made, so that a bad value costs no load of weights. Knows no concrete proposer.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -15,13 +16,51 @@ from proposers.base import Proposer, Runtime
 Status = Literal["built", "testing", "planned", "unsupported"]
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which values an option may have."""
+
+    accepts: Callable[[object], bool]
+    allowed: str  # in words, to follow "give"
+
+
+def integers(low: int, high: int) -> Rule:
+    """Integers in [low, high]; a bool is none."""
+    return Rule(
+        lambda value: (
+            isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        ),
+        f"an integer from {low} to {high}",
+    )
+
+
+def numbers(low: float, high: float) -> Rule:
+    """Integers and floats in [low, high]; a bool is neither."""
+    return Rule(
+        lambda value: (
+            isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        ),
+        f"a number from {low} to {high}",
+    )
+
+
+def none_or(rule: Rule) -> Rule:
+    """None, or what the rule accepts."""
+    return Rule(lambda value: value is None or rule.accepts(value), f"None or {rule.allowed}")
+
+
+BOOLEAN = Rule(lambda value: isinstance(value, bool), "True or False")
+ANYTHING = Rule(lambda value: True, "anything")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptionInfo:
-    """One option of a proposer: its key, default and a sentence on what it does."""
+    """One option of a proposer: its key, default, a sentence on what it does, and its values."""
 
     name: str
     default: object
     doc: str
+    rule: Rule = ANYTHING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,20 +77,42 @@ class ProposerInfo:
     # why a planned or unsupported one is refused, and what to use instead
     reason: str = ""
     options: tuple[OptionInfo, ...] = ()
+    # for rules that tie options together: called with all of them, each allowed by its own rule;
+    # raises option_error()
+    check: Callable[[Mapping[str, object]], None] | None = None
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, object]:
-        """Defaults overlaid with what was given. Raises ValueError for a key that is no option."""
-        allowed = {option.name: option.default for option in self.options}
+        """Every option: its default, or what was given.
+
+        Raises ValueError for a key that is no option, or a value that is not allowed.
+        """
+        resolved = {option.name: option.default for option in self.options}
         for key in given:
-            if key not in allowed:
-                names = ", ".join(allowed) or "none"
+            if key not in resolved:
+                names = ", ".join(resolved) or "none"
                 raise ValueError(
                     f"proposer {self.name!r} has no option {key!r}; its options are: {names}"
                 )
-        return {**allowed, **given}
+        resolved.update(given)
+        for option in self.options:
+            value = resolved[option.name]
+            if not option.rule.accepts(value):
+                raise option_error(self.name, option.name, value, option.rule.allowed)
+        if self.check is not None:
+            self.check(resolved)
+        return resolved
+
+
+def option_error(proposer: str, key: str, value: object, allowed: str) -> ValueError:
+    """The refusal of an option's value, naming proposer, key, value and what is allowed."""
+    return ValueError(
+        f"proposer {proposer!r}: {key}={reprlib.repr(value)} is not allowed; give {allowed}"
+    )
 
 
 ProposerFactory = Callable[[Mapping[str, object], Runtime], Proposer]
+"""Called with what `ProposerInfo.resolve` returned: every option is there and has been checked. A
+factory raises ValueError for what only the runtime can tell, e.g. an id outside the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,16 +121,3 @@ class ProposerSpec:
 
     info: ProposerInfo
     factory: ProposerFactory
-
-
-def int_option(
-    proposer: str, options: Mapping[str, object], key: str, *, low: int, high: int
-) -> int:
-    """options[key] as an int in [low, high]. Raises ValueError naming key, value and range."""
-    value = options[key]
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(
-            f"proposer {proposer!r}: {key}={value!r} is not allowed; "
-            f"give an integer from {low} to {high}"
-        )
-    return value

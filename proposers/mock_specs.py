@@ -7,9 +7,19 @@ proposers.mock.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from proposers.base import Runtime
-from proposers.info import OptionInfo, ProposerInfo, ProposerSpec, int_option
+from proposers.info import (
+    OptionInfo,
+    ProposerInfo,
+    ProposerSpec,
+    Rule,
+    integers,
+    none_or,
+    numbers,
+    option_error,
+)
 from proposers.mock import (
     AcceptExactly,
     EmptyProposer,
@@ -19,27 +29,24 @@ from proposers.mock import (
     Records,
 )
 
+_LARGEST_ID = 2**31 - 1
 _RECORDS = OptionInfo(
     name="records",
     default=None,
     doc="mapping of request id to whole stream, or of prompt (tuple of ids) to output",
+    rule=none_or(
+        Rule(
+            lambda value: (
+                isinstance(value, Mapping) and all(isinstance(key, str | tuple) for key in value)
+            ),
+            "a mapping whose keys are request ids (str) or prompts (tuple of token ids)",
+        )
+    ),
 )
 
 
 def _info(name: str, summary: str, *options: OptionInfo) -> ProposerInfo:
     return ProposerInfo(name=name, summary=summary, kind="host", status="testing", options=options)
-
-
-def _records(proposer: str, options: Mapping[str, object]) -> Records | None:
-    value = options["records"]
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or not all(isinstance(key, str | tuple) for key in value):
-        raise ValueError(
-            f"proposer {proposer!r}: records={type(value).__name__} is not allowed; give a "
-            "mapping whose keys are request ids (str) or prompts (tuple of token ids)"
-        )
-    return value
 
 
 _ORACLE = _info(OracleProposer.name, "drafts the recorded tokens: all accepted", _RECORDS)
@@ -48,67 +55,76 @@ _JUNK = _info(
     "drafts anything but the recorded tokens: none accepted",
     _RECORDS,
     OptionInfo(
-        name="token_id", default=None, doc="drafted without a recording; default: the last id"
+        name="token_id",
+        default=None,
+        doc="drafted without a recording; default: the last id",
+        rule=none_or(integers(0, _LARGEST_ID)),
     ),
 )
 _EXACTLY = _info(
     AcceptExactly.name,
     "drafts num_accepted recorded tokens, then junk",
     _RECORDS,
-    OptionInfo(name="num_accepted", default=0, doc="drafts to be accepted, tokens"),
+    OptionInfo(
+        name="num_accepted",
+        default=0,
+        doc="drafts to be accepted, tokens",
+        rule=integers(0, _LARGEST_ID),
+    ),
 )
 _RAGGED = _info(
     RaggedProposer.name,
     "drafts 0..k tokens by a seeded schedule, recorded ones and junk mixed",
     _RECORDS,
-    OptionInfo(name="seed", default=0, doc="seed of the schedule"),
-    OptionInfo(name="true_fraction", default=0.8, doc="probability that a draft is the recorded"),
+    OptionInfo(name="seed", default=0, doc="seed of the schedule", rule=integers(0, 2**63 - 1)),
+    OptionInfo(
+        name="true_fraction",
+        default=0.8,
+        doc="probability that a draft is the recorded",
+        rule=numbers(0, 1),
+    ),
 )
 _EMPTY = _info(EmptyProposer.name, "never drafts")
 
 
+def _records(options: Mapping[str, object]) -> Records | None:
+    return cast(Records | None, options["records"])
+
+
+def _at_most(proposer: str, options: Mapping[str, object], key: str, high: int) -> int:
+    """An integer option whose upper limit only the runtime knows."""
+    rule, value = integers(0, high), options[key]
+    if not rule.accepts(value):
+        raise option_error(proposer, key, value, rule.allowed)
+    return cast(int, value)
+
+
 def _build_oracle(options: Mapping[str, object], runtime: Runtime) -> OracleProposer:
-    resolved = _ORACLE.resolve(options)
-    records = _records(_ORACLE.name, resolved)
-    return OracleProposer(vocab_size=runtime.vocab_size, records=records)
+    return OracleProposer(vocab_size=runtime.vocab_size, records=_records(options))
 
 
 def _build_junk(options: Mapping[str, object], runtime: Runtime) -> JunkProposer:
-    resolved = _JUNK.resolve(options)
     token_id = None
-    if resolved["token_id"] is not None:
-        token_id = int_option(_JUNK.name, resolved, "token_id", low=0, high=runtime.vocab_size - 1)
-    records = _records(_JUNK.name, resolved)
-    return JunkProposer(vocab_size=runtime.vocab_size, records=records, token_id=token_id)
+    if options["token_id"] is not None:
+        token_id = _at_most(_JUNK.name, options, "token_id", runtime.vocab_size - 1)
+    return JunkProposer(vocab_size=runtime.vocab_size, records=_records(options), token_id=token_id)
 
 
 def _build_exactly(options: Mapping[str, object], runtime: Runtime) -> AcceptExactly:
-    resolved = _EXACTLY.resolve(options)
-    num_accepted = int_option(
-        _EXACTLY.name, resolved, "num_accepted", low=0, high=runtime.max_draft_tokens
-    )
-    records = _records(_EXACTLY.name, resolved)
-    return AcceptExactly(num_accepted, vocab_size=runtime.vocab_size, records=records)
+    num_accepted = _at_most(_EXACTLY.name, options, "num_accepted", runtime.max_draft_tokens)
+    return AcceptExactly(num_accepted, vocab_size=runtime.vocab_size, records=_records(options))
 
 
 def _build_ragged(options: Mapping[str, object], runtime: Runtime) -> RaggedProposer:
-    resolved = _RAGGED.resolve(options)
-    fraction = resolved["true_fraction"]
-    if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-        raise ValueError(
-            f"proposer {_RAGGED.name!r}: true_fraction={fraction!r} is not allowed; "
-            "give a number from 0 to 1"
-        )
     return RaggedProposer(
         vocab_size=runtime.vocab_size,
-        records=_records(_RAGGED.name, resolved),
-        seed=int_option(_RAGGED.name, resolved, "seed", low=0, high=2**63 - 1),
-        true_fraction=fraction,
+        records=_records(options),
+        seed=cast(int, options["seed"]),
+        true_fraction=cast(float, options["true_fraction"]),
     )
 
 
 def _build_empty(options: Mapping[str, object], runtime: Runtime) -> EmptyProposer:
-    _EMPTY.resolve(options)
     return EmptyProposer(vocab_size=runtime.vocab_size)
 
 

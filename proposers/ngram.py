@@ -9,14 +9,31 @@ docs/proposers/ngram.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
 from proposers.base import Draft, HostProposer, ProposeInputs, Runtime, TokenArray
-from proposers.info import OptionInfo, ProposerInfo, ProposerSpec, int_option
+from proposers.info import (
+    BOOLEAN,
+    OptionInfo,
+    ProposerInfo,
+    ProposerSpec,
+    integers,
+    option_error,
+)
 
 _LARGEST_NGRAM_SIZE = 64
 _TOKEN_BYTES = np.dtype(np.int32).itemsize
+
+
+def _check_sizes(options: Mapping[str, object]) -> None:
+    smallest = cast(int, options["min_ngram_size"])
+    largest = cast(int, options["max_ngram_size"])
+    if smallest > largest:
+        allowed = f"an integer from 1 to {largest} (max_ngram_size)"
+        raise option_error("ngram", "min_ngram_size", smallest, allowed)
+
 
 INFO = ProposerInfo(
     name="ngram",
@@ -24,15 +41,25 @@ INFO = ProposerInfo(
     kind="host",
     options=(
         OptionInfo(
-            name="max_ngram_size", default=5, doc="longest suffix that is looked up, tokens"
+            name="max_ngram_size",
+            default=5,
+            doc="longest suffix that is looked up, tokens",
+            rule=integers(1, _LARGEST_NGRAM_SIZE),
         ),
-        OptionInfo(name="min_ngram_size", default=2, doc="shortest suffix that may draft, tokens"),
+        OptionInfo(
+            name="min_ngram_size",
+            default=2,
+            doc="shortest suffix that may draft, tokens",
+            rule=integers(1, _LARGEST_NGRAM_SIZE),
+        ),
         OptionInfo(
             name="limit_by_match",
             default=True,
             doc="draft at most 2 * match - 1 tokens from a match below max_ngram_size",
+            rule=BOOLEAN,
         ),
     ),
+    check=_check_sizes,
 )
 
 
@@ -139,9 +166,9 @@ class NgramProposer(HostProposer):
             index = self._indexes[request_id] = NgramIndex(self._min_size, self._max_size)
         index.update(token_ids)
         size, start = index.find(token_ids)
-        return continue_from(token_ids, start, self._num_drafts(size, allowance))
+        return continue_from(token_ids, start, self._num_draft_tokens(size, allowance))
 
-    def _num_drafts(self, size: int, allowance: int) -> int:
+    def _num_draft_tokens(self, size: int, allowance: int) -> int:
         """How many drafts a match of this size deserves; 0 for no match."""
         # A match of the largest size may be longer than was looked for, so it is trusted fully.
         if size == self._max_size or (size and not self._limit_by_match):
@@ -155,16 +182,12 @@ class NgramProposer(HostProposer):
 
 
 def build(options: Mapping[str, object], runtime: Runtime) -> NgramProposer:
-    """An NgramProposer from user options. Raises ValueError for unknown keys and bad values."""
-    resolved = INFO.resolve(options)
-    largest = int_option(INFO.name, resolved, "max_ngram_size", low=1, high=_LARGEST_NGRAM_SIZE)
-    smallest = int_option(INFO.name, resolved, "min_ngram_size", low=1, high=largest)
-    limited = resolved["limit_by_match"]
-    if not isinstance(limited, bool):
-        raise ValueError(
-            f"proposer {INFO.name!r}: limit_by_match={limited!r} is not allowed; give True or False"
-        )
-    return NgramProposer(min_ngram_size=smallest, max_ngram_size=largest, limit_by_match=limited)
+    """An NgramProposer from resolved options."""
+    return NgramProposer(
+        min_ngram_size=cast(int, options["min_ngram_size"]),
+        max_ngram_size=cast(int, options["max_ngram_size"]),
+        limit_by_match=cast(bool, options["limit_by_match"]),
+    )
 
 
 SPEC = ProposerSpec(info=INFO, factory=build)

@@ -108,10 +108,11 @@ def find(name: str) -> ProposerSpec:
 def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Proposer:
     """Build the proposer registered as name with its own options.
 
-    Raises ValueError for a name that find() refuses, and whatever the proposer raises for its
-    options.
+    Raises ValueError for a name that find() refuses, an option or value that is not allowed, and
+    what only the runtime can tell, e.g. an id outside the vocabulary.
     """
-    return find(name).factory(options, runtime)
+    spec = find(name)
+    return spec.factory(spec.info.resolve(options), runtime)
 
 
 def infos(*, testing: bool = False) -> list[ProposerInfo]:

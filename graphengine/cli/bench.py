@@ -137,7 +137,7 @@ def bench_config(
         ValueError: a length or batch size does not fit.
     """
     speculative = config.speculative
-    assert speculative is not None, "off has no draft length"
+    assert isinstance(speculative, SpeculativeConfig), "off has no draft length"
     numbers = [speculative.max_draft_tokens]
     if lengths is not None:
         numbers = parse_numbers("--k", lengths, minimum=1)
@@ -151,12 +151,7 @@ def bench_config(
     return (
         replace(
             config,
-            speculative=SpeculativeConfig(
-                speculative.method,
-                model=speculative.model,
-                max_draft_tokens=longest,
-                **speculative.options,  # type: ignore[arg-type]
-            ),
+            speculative=replace(speculative, max_draft_tokens=longest),
             capture=replace(config.capture, draft_lengths=ladder),
         ),
         numbers,

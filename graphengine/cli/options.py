@@ -18,7 +18,7 @@ import typer
 
 from capture.config import CaptureConfig, CompileMode, GraphKind
 from graphengine.cli.console import start_progress
-from graphengine.config import CacheConfig, EngineConfig, Numerics, SpeculativeConfig
+from graphengine.config import OFF, CacheConfig, EngineConfig, Numerics, SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
 
@@ -113,7 +113,7 @@ class EngineOptions:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             numerics=cast(Numerics, self.numerics),
-            speculative=SpeculativeConfig.resolve(self.speculate),
+            speculative=self.speculate,
             capture=self._capture(),
             cache=CacheConfig(
                 block_size=self.block_size,
@@ -135,14 +135,14 @@ class EngineOptions:
             ValueError: a flag has a value that is not allowed; `--speculate off` is one here.
         """
         config = self.config()
-        if config.speculative is None and self.speculate is not None:
+        if config.speculative == OFF:
             raise ValueError(
                 f"--speculate {self.speculate}: this command compares speculation off with on; "
                 "name what is to be on (ngram, ngram:K), or leave the flag out"
             )
         return dataclasses.replace(
             config,
-            speculative=config.speculative or SpeculativeConfig("ngram"),
+            speculative=SpeculativeConfig.resolve(config.speculative) or SpeculativeConfig("ngram"),
             cache=dataclasses.replace(config.cache, enable_prefix_caching=False),
         )
 

@@ -64,7 +64,7 @@ def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
     config = options.config()
     opened = open_model(model)
     resolved = resolve(opened.config, config)
-    kind = resolve_graph_kind(config.capture, torch.device("cpu"))
+    kind = resolve_graph_kind(config.capture, resolved.device)
     planned = plan_bytes(resolved)
     console = stdout()
     console.print(_cell_table(planned))

@@ -100,3 +100,31 @@ def test_broken_entry_point_is_named(
     assert target in str(error.value)
     # A broken plug-in is no reason to refuse a proposer that does not need it.
     assert isinstance(create("ngram"), NgramProposer)
+
+
+def test_options_are_checked_without_a_runtime() -> None:
+    """Guards against values that are refused only after minutes of loading a model."""
+    for name, given, message in (
+        ("ngram", {"min_ngram_size": 6}, r"min_ngram_size=6 .* from 1 to 5"),
+        ("ngram", {"max_ngram_size": True}, "max_ngram_size=True"),
+        ("mock-junk", {"token_id": -1}, "token_id=-1 .* None or an integer"),
+        ("mock-accept-exactly", {"num_accepted": -1}, "num_accepted=-1"),
+        ("mock-ragged", {"seed": 0.5}, r"seed=0\.5"),
+    ):
+        with pytest.raises(ValueError, match=f"proposer '{name}': {message}"):
+            registry.find(name).info.resolve(given)
+
+
+def test_every_default_is_allowed() -> None:
+    """Guards against a default that its own rule, or the rule over all options, refuses."""
+    for info in registry.infos(testing=True):
+        assert info.resolve({}) == {option.name: option.default for option in info.options}
+
+
+def test_a_factory_gets_every_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against third parties that have to fill in, or to check, their own options."""
+    install_entry_point(monkeypatch, tmp_path, "repeat-last", f"{THIRD_PARTY}:SPEC")
+    proposer = registry.create("repeat-last", {}, TinyRuntime())
+    assert proposer.propose(make_inputs({"a": [9]}, k=4)).token_ids.tolist() == [[9, 9, 9, -1]]
+    with pytest.raises(ValueError, match="times=0 is not allowed; give an integer from 1 to 64"):
+        registry.create("repeat-last", {"times": 0}, TinyRuntime())

@@ -13,13 +13,14 @@ from proposers import (
     ProposerInfo,
     ProposerSpec,
     Runtime,
+    integers,
 )
 
 INFO = ProposerInfo(
     name="repeat-last",
     summary="repeats the newest token",
     kind="host",
-    options=(OptionInfo(name="times", default=3, doc="how often, tokens"),),
+    options=(OptionInfo(name="times", default=3, doc="how often, tokens", rule=integers(1, 64)),),
 )
 
 
@@ -40,7 +41,7 @@ class RepeatLast(HostProposer):
 
 
 def build(options: Mapping[str, object], runtime: Runtime) -> RepeatLast:
-    times = INFO.resolve(options)["times"]
+    times = options["times"]
     assert isinstance(times, int)
     return RepeatLast(times)
 

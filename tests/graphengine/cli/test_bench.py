@@ -81,7 +81,10 @@ def test_what_is_compared_with_off(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GRAPHENGINE_SPECULATE", value)
         config = EngineOptions().paired_config()
         assert config.speculative is not None
-        assert (config.speculative.method, config.max_draft_tokens) == ("ngram", expected)
+        assert (config.speculative.method, config.speculative.max_draft_tokens) == (
+            "ngram",
+            expected,
+        )
     with pytest.raises(ValueError, match="--speculate off: this command compares"):
         EngineOptions(speculate="off").paired_config()
 
