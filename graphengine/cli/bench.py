@@ -6,6 +6,7 @@ Owns the flags and the order of the parts. What is measured and how is `grapheng
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,7 +81,6 @@ def bench(
     sizes = parse_numbers("--batch", batch, minimum=1)
     config, lengths = bench_config(options.paired_config(), k, max(sizes))
     _check_early(against, json_file, nothing=not (rounds or replays or against))
-    engine = open_engine(model, config)
     plan = PairPlan(
         workloads=workloads,
         batch_sizes=sizes,
@@ -89,15 +89,12 @@ def bench(
         max_tokens=max_tokens,
     )
     measured = Measured(pairs=[], steps=[], rounds=[])
-    try:
+    with closing(open_engine(model, config)) as engine:
         _measure(measured, engine, plan, replays)
         if against is not None:
-            measured.rounds.extend(_against(engine, against, model, plan, peer_rounds))
-            stdout().print(report.peer_table(measured.rounds))
+            _against(measured, engine, plan, PeerPlan(against, model, peer_rounds))
         about = environment.describe(environment.command_line("graphengine"))
         about["engine"] = environment.describe_engine(engine)
-    finally:
-        engine.close()
     if json_file is not None:
         _write(json_file, about, measured)
     _check_identical(measured.pairs)
@@ -110,6 +107,15 @@ class Measured:
     pairs: list[Pair]
     steps: list[StepTime]
     rounds: list[PeerRound]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPlan:
+    """Whom to compare plain decoding with."""
+
+    peer: str
+    model: str
+    rounds: int
 
 
 def _measure(measured: Measured, engine: Engine, plan: PairPlan, replays: int) -> None:
@@ -213,18 +219,21 @@ def _steps(engine: Engine, plan: PairPlan, replays: int) -> list[StepTime]:
     ]
 
 
-def _against(
-    engine: Engine, peer_name: str, model: str, plan: PairPlan, rounds: int
-) -> list[PeerRound]:
+def _against(measured: Measured, engine: Engine, plan: PairPlan, peering: PeerPlan) -> None:
     first = next(iter(plan.workloads.values()))
     batch_list = [
         [encode(engine.tokenizer, prompt) for prompt in batches(first, size)[0]]
         for size in plan.batch_sizes
     ]
-    dtype = str(engine.resolved.dtype).removeprefix("torch.")
-    note(f"starting {peer_name}")
-    with Peer.start(peer_name, model, dtype=dtype, num_threads=torch.get_num_threads()) as peer:
-        return run_rounds(engine, peer, batch_list, rounds=rounds, num_tokens=_PEER_TOKENS)
+    dtype, threads = str(engine.resolved.dtype).removeprefix("torch."), torch.get_num_threads()
+    note(f"starting {peering.peer}")
+    with Peer.start(peering.peer, peering.model, dtype=dtype, num_threads=threads) as peer:
+        note(f"measuring {peering.rounds} rounds of {len(batch_list)} batch sizes")
+        rounds = run_rounds(
+            engine, peer, batch_list, rounds=peering.rounds, num_tokens=_PEER_TOKENS
+        )
+    measured.rounds.extend(rounds)
+    stdout().print(report.peer_table(rounds))
 
 
 def _check_early(against: str | None, json_file: Path | None, *, nothing: bool) -> None:
