@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,8 @@ class Peer:
         finally:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it ended before it read everything
+                process.stdin.close()
             process.stdout.close()
             process.terminate()
             process.wait()
@@ -87,11 +88,15 @@ class Peer:
         Returns:
             `token_ids` [num_reqs, num_tokens] and `decode_seconds`, from the end of the first step
             to the end of the last.
+
+        Raises:
+            ValueError: the peer process has ended.
         """
         request = {"prompts": [list(prompt) for prompt in prompts], "num_tokens": num_tokens}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, which is what reading says
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
         return self._read()
 
     def _read(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -40,7 +41,7 @@ def main() -> None:
         _answer(answers, {"error": f"transformers cannot load {path.name}: {error}"})
         return
     name = f"transformers {transformers.__version__} eager {dtype}"
-    _answer(answers, {"name": name, "threads": torch.get_num_threads()})
+    _answer(answers, {"name": name, "pid": os.getpid(), "threads": torch.get_num_threads()})
     for line in sys.stdin:
         _answer(answers, _generate(model, **json.loads(line)))
 

@@ -43,6 +43,8 @@ def load_workloads(path: Path) -> dict[str, list[Prompt]]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"prompts {path}: not valid JSON ({error})") from error
     lists = data if isinstance(data, dict) else {None: data}
+    if not lists:
+        raise ValueError(f"prompts {path}: holds no prompt list")
     found: dict[str, list[Prompt]] = {}
     for name, entries in lists.items():
         if not isinstance(entries, list) or not entries:

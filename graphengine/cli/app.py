@@ -14,7 +14,7 @@ from typing import Annotated, cast
 import typer
 
 from graphengine.cli import bench, chat, demo, generate, plan
-from graphengine.cli.console import note, one_line
+from graphengine.cli.console import note, one_line, show_anything
 from graphengine.kernels.build import BuildError
 from graphengine.versions import version
 
@@ -94,6 +94,8 @@ def _refuse(message: object) -> int:
 
 def main() -> None:
     """Entry point of the `graphengine` command."""
+    show_anything(sys.stdout)
+    show_anything(sys.stderr)
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

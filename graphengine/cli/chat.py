@@ -14,10 +14,11 @@ import typer
 
 from graphengine.cli import drafts
 from graphengine.cli.answer import Answer
-from graphengine.cli.console import has_colour, note, one_line, stdout
+from graphengine.cli.console import has_colour, note, one_line, read_stdin, stdout
 from graphengine.cli.options import EngineOptions, Model, command, open_engine
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
+from graphengine.models.tokenizer import check_unicode
 from graphengine.sampling.params import SamplingParams
 
 with suppress(ImportError):  # not in every Python build; input() is then without line editing
@@ -43,6 +44,7 @@ def chat(
 ) -> None:
     """Talk with a model. /reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer."""
     params = SamplingParams(max_tokens=max_tokens)
+    check_unicode("--system", system or "")
     engine = open_engine(model, options.config())
     try:
         if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
@@ -102,7 +104,7 @@ def _converse(conversation: Conversation, *, stats: bool) -> None:
     prompt = "> " if interactive and sys.stdout.isatty() else ""
     while True:
         try:
-            text = input(prompt)
+            text = read_stdin(lambda: input(prompt))
         except EOFError:
             break
         command_name = text.strip()

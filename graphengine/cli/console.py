@@ -6,12 +6,14 @@ and bars only on a terminal, as `NO_COLOR` and rich decide. Knows nothing of eng
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -39,6 +41,24 @@ def note(text: str) -> None:
 def one_line(error: object) -> str:
     """An error's message without its line breaks."""
     return " ".join(str(error).split())
+
+
+def read_stdin(read: Callable[[], str]) -> str:
+    """What `read` gives of stdin.
+
+    Raises:
+        ValueError: stdin is not UTF-8 text.
+    """
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"stdin: not UTF-8 text ({error.reason})") from error
+
+
+def show_anything(stream: TextIO) -> None:
+    """Let a stream write `?` for what its encoding lacks, rather than fail halfway an answer."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def has_colour(console: Console) -> bool:

@@ -10,10 +10,11 @@ import typer
 
 from graphengine.cli import drafts
 from graphengine.cli.answer import Answer
-from graphengine.cli.console import has_colour, note, stdout
+from graphengine.cli.console import has_colour, note, read_stdin, stdout
 from graphengine.cli.options import EngineOptions, Model, command, open_engine
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
+from graphengine.models.tokenizer import check_unicode
 from graphengine.sampling.params import SamplingParams
 
 
@@ -82,11 +83,12 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     elif prompt is None and sys.stdin.isatty():
         raise ValueError("no prompt: give it as an argument, by --file FILE, or on stdin")
     else:
-        text = sys.stdin.read()
+        text = read_stdin(sys.stdin.read)
     # The line break at the end of a file or of echo's output is not part of the prompt.
     text = text.removesuffix("\n")
     if not text.strip():
         raise ValueError("the prompt is empty")
+    check_unicode("the prompt", text)
     return text
 
 

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from capture.buffers import StaticBuffers
-from capture.manager import resolve_graph_kind
+from capture.manager import check_memory_budget, resolve_graph_kind
 from capture.shapes import ShapeKey
 from graphengine.captured_step import buffer_specs, make_buffers
 from graphengine.cli.console import stdout
@@ -60,7 +60,10 @@ def _view_bytes(buffers: StaticBuffers, key: ShapeKey) -> int:
 
 @command
 def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
-    """Print the table of shapes that would be captured, with estimated bytes. Loads no weights."""
+    """Print the table of shapes that would be captured, with estimated bytes. Loads no weights.
+
+    A table over its memory budget is printed, too, before it is refused as at a start.
+    """
     config = options.config()
     opened = open_model(model)
     resolved = resolve(opened.config, config)
@@ -85,6 +88,7 @@ def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
         f"weights {_size(planned.weights)} ({dtype}), together {_size(planned.total)}",
         soft_wrap=True,
     )
+    check_memory_budget(config.capture, sum(planned.buffers.values()))
 
 
 def _cell_table(planned: PlannedBytes) -> Table:

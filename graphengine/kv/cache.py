@@ -54,6 +54,17 @@ def allocate(
     block_size: int,
     device: torch.device,
 ) -> list[torch.Tensor]:
-    """One zeroed `[num_blocks, 2, block_size, num_kv_heads, head_dim]` a layer."""
+    """One zeroed `[num_blocks, 2, block_size, num_kv_heads, head_dim]` a layer.
+
+    Raises:
+        ValueError: the memory cannot be had.
+    """
     shape = (num_blocks, 2, block_size, model.num_kv_heads, model.head_dim)
-    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]
+    try:
+        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]
+    except RuntimeError as error:  # torch has no class of its own for this
+        size = num_blocks * block_bytes(model, dtype, block_size)
+        raise ValueError(
+            f"a KV cache of {num_blocks} blocks ({size} bytes) cannot be allocated; lower "
+            "CacheConfig.num_blocks or max_bytes"
+        ) from error

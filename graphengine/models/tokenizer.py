@@ -50,7 +50,12 @@ class Tokenizer:
         return bool(self._backend.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the special tokens (BOS) that the tokenizer itself adds."""
+        """Token ids of a text, with the special tokens (BOS) that the tokenizer itself adds.
+
+        Raises:
+            ValueError: The text is not valid Unicode.
+        """
+        check_unicode("text", text)
         return list(self._backend(text, verbose=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -74,12 +79,15 @@ class Tokenizer:
             messages: `{"role": ..., "content": ...}` each, oldest first.
 
         Raises:
-            ValueError: The tokenizer has no chat template, or the template refuses the messages.
+            ValueError: The tokenizer has no chat template, the template refuses the messages, or
+                one is not valid Unicode.
         """
         from jinja2 import TemplateError  # with transformers, loaded only where a template is used
 
         if not self.has_chat_template:
             raise ValueError("the tokenizer has no chat template; pass a plain prompt instead")
+        for message in messages:
+            check_unicode("message", message.get("content", ""))
         try:
             encoded = self._backend.apply_chat_template(
                 [dict(message) for message in messages],
@@ -90,6 +98,21 @@ class Tokenizer:
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
         return list(encoded["input_ids"])
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Refuse lone surrogates, which Python makes of bytes that are not UTF-8.
+
+    Raises:
+        ValueError: There is one; the message names the text by `name`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is not valid Unicode: a lone surrogate (U+{ord(text[error.start]):04X}) at "
+            f"character {error.start}; was it read from something other than UTF-8?"
+        ) from error
 
 
 def _load_directory(path: Path) -> Any:

@@ -1,5 +1,7 @@
 """The peer process: its protocol, its errors, and rounds against a tiny engine."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,15 @@ def test_a_missing_library_is_named(
         Peer.start("transformers", str(checkpoint), dtype="float32", num_threads=1),
     ):
         pass
+
+
+def test_a_peer_that_dies_is_named(checkpoint: Path) -> None:
+    """Guards against a broken pipe, which at the command line means that nobody reads on."""
+    with Peer.start("transformers", str(checkpoint), dtype="float32", num_threads=1) as peer:
+        os.kill(peer.description["pid"], signal.SIGKILL)
+        for _ in range(2):  # the first request may still go into the pipe
+            with pytest.raises(ValueError, match=r"the peer process ended \(exit -9\)"):
+                peer.generate([[5, 6]], 2)
 
 
 def test_rounds_compare_the_same_work(engine: Engine, checkpoint: Path) -> None:

@@ -44,6 +44,7 @@ def test_the_demo_list_is_read() -> None:
         ("{", "not valid JSON"),
         ([], "non-empty list"),
         ({"w": []}, "non-empty list"),
+        ({}, "no prompt list"),
         (3, "non-empty list"),
         ([{"id": "a"}], "exactly id, kind, chat, text"),
         ([{**ENTRY, "more": 1}], "exactly id, kind, chat, text"),

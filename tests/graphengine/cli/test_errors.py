@@ -1,6 +1,8 @@
 """What a user sees of an error: one line on stderr and exit code 2; 130 for Ctrl-C."""
 
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from graphengine.cli.app import run
+from graphengine.cli.console import show_anything
 from tests.graphengine.cli.conftest import SMALL, Cli
 
 MISSING = "/nonexistent/path"
@@ -25,6 +28,13 @@ MISSING = "/nonexistent/path"
         (["generate", "MODEL", "hi", "--file", "f"], "given twice"),
         (["generate", "MODEL", "--file", MISSING], "cannot be read"),
         (["generate", "MODEL", " "], "the prompt is empty"),
+        (["generate", "MODEL", "a\udcff"], "the prompt is not valid Unicode"),
+        (["generate", "MODEL", "--file", "/proc"], "Is a directory"),
+        (["generate", "MODEL", "--file", sys.executable], "not UTF-8 text"),
+        (["generate", sys.executable, "hi"], "is a file but not a .gguf"),
+        (["chat", "MODEL", "--system", "a\udcff"], "--system is not valid Unicode"),
+        (["chat", "MODEL", "--max-tokens", "0"], "max_tokens = 0"),
+        (["capture-plan", "MODEL", "--capture-config", sys.executable], "not valid TOML"),
         (["generate", "MODEL", "hi", "--dtype", "int3"], "dtype='int3': allowed are auto"),
         (["generate", "MODEL", "hi", "--speculate", "nope"], "unknown proposer 'nope'"),
         (["generate", "MODEL", "hi", "--speculate", "ngram:x"], "expected off, NAME or NAME:K"),
@@ -42,6 +52,9 @@ MISSING = "/nonexistent/path"
         (["bench", "MODEL", "--batch", "17"], "--max-num-seqs 16"),
         (["bench", "MODEL", "--k", "0"], "--k '0'"),
         (["bench", "MODEL", "--prompts", MISSING], "cannot be read"),
+        (["bench", "MODEL", "--prompts", sys.executable], "not valid JSON"),
+        (["bench", "MODEL", "--k", "99"], "max_draft_tokens=99"),
+        (["bench", "MODEL", "--rounds", "-1"], "--rounds"),
         (["bench", "MODEL", "--workload", "none"], "--workload none"),
         (["bench", "MODEL", "--json", f"{MISSING}/f.json"], "the folder does not exist"),
         (["bench", "MODEL", "--json", "/proc/f.json"], "cannot be written"),
@@ -64,6 +77,47 @@ def test_bad_input_is_one_line(
     assert result.err.startswith("graphengine: error: ")
     assert result.err.count("\n") == 1, result.err
     assert message in result.err
+
+
+@pytest.mark.parametrize("handler", ["strict", "surrogateescape"])  # Python's two ways with stdin
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_stdin_that_is_not_text(
+    cli: Cli, checkpoint: Path, command: str, handler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against bytes that reach the tokenizer as something that it cannot take."""
+    stdin = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8", errors=handler)
+    monkeypatch.setattr("sys.stdin", stdin)
+    result = cli(command, checkpoint, *SMALL)
+    assert result.code == 2
+    assert re.search(r"error: .*not (UTF-8 text|valid Unicode)", result.err.splitlines()[-1])
+
+
+def test_memory_that_cannot_be_had(cli: Cli, checkpoint: Path) -> None:
+    """Guards against torch's own traceback where a cache is larger than any machine."""
+    result = cli("generate", checkpoint, "hi", "--num-blocks", 1 << 24, "--block-size", 256, *SMALL)
+    assert result.code == 2
+    assert "cannot be allocated; lower CacheConfig.num_blocks" in result.err.splitlines()[-1]
+
+
+def test_a_plan_over_its_budget_is_refused_after_it_is_shown(
+    cli: Cli, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Guards against a dry run that passes what a start refuses."""
+    toml = tmp_path / "capture.toml"
+    toml.write_text("memory_budget = 1000")
+    result = cli("capture-plan", checkpoint, "--capture-config", toml)
+    assert result.code == 2
+    assert "static buffers" in result.out
+    assert "memory_budget=1000: static buffers need" in result.err
+
+
+def test_output_that_cannot_show_a_character() -> None:
+    """Guards against an answer that stops where the terminal's encoding has no such character."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    show_anything(stream)
+    stream.write("caf\u00e9")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"caf?"  # type: ignore[attr-defined]
 
 
 def test_traceback_on_request(checkpoint: Path) -> None:

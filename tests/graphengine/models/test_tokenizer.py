@@ -132,6 +132,16 @@ def test_demo_tokenizer_gives_the_ids_of_transformers() -> None:
     assert ours.apply_chat_template(MESSAGES) == ids
 
 
+def test_text_that_is_not_unicode_is_refused() -> None:
+    """Guards against a TypeError from the depths of the tokenizer for bytes that were not UTF-8."""
+    tokenizer = Tokenizer(make_tokenizer())
+    text = b"ab\xff".decode(errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"not valid Unicode: .*U\+DCFF\) at character 2"):
+        tokenizer.encode(text)
+    with pytest.raises(ValueError, match="message is not valid Unicode"):
+        tokenizer.apply_chat_template([{"role": "user", "content": text}])
+
+
 def test_ids_beyond_the_tokenizer_decode_to_nothing() -> None:
     """Guards models with more rows than the tokenizer has ids: such an id must not raise."""
     ids = TINY.encode("ab")
