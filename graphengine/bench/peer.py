@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +118,7 @@ def run_rounds(
     *,
     rounds: int,
     num_tokens: int,
+    progress: Callable[[PeerRound], None] = lambda one: None,
 ) -> list[PeerRound]:
     """Let both sides decode every batch in turns; who goes first alternates by round.
 
@@ -126,6 +127,7 @@ def run_rounds(
         batches: prompts as token ids.
         rounds: timed rounds; one more goes before, untimed.
         num_tokens: tokens of every answer; ends of text are ignored on both sides.
+        progress: called after each timed turn of both sides.
     """
     limit, engine.draft_limit = engine.draft_limit, 0
     results = []
@@ -134,6 +136,7 @@ def run_rounds(
             one = _round(engine, peer, batch, round_number, num_tokens)
             if round_number >= 0:
                 results.append(one)
+                progress(one)
     engine.draft_limit = limit
     return results
 

@@ -230,7 +230,15 @@ def _against(measured: Measured, engine: Engine, plan: PairPlan, peering: PeerPl
     with Peer.start(peering.peer, peering.model, dtype=dtype, num_threads=threads) as peer:
         note(f"measuring {peering.rounds} rounds of {len(batch_list)} batch sizes")
         rounds = run_rounds(
-            engine, peer, batch_list, rounds=peering.rounds, num_tokens=_PEER_TOKENS
+            engine,
+            peer,
+            batch_list,
+            rounds=peering.rounds,
+            num_tokens=_PEER_TOKENS,
+            progress=lambda one: note(
+                f"round {one.round + 1}, batch {one.batch_size}: {one.own_rate:.1f} tokens/s is "
+                f"{one.ratio:.2f} times {one.peer_rate:.1f}"
+            ),
         )
     measured.rounds.extend(rounds)
     stdout().print(report.peer_table(rounds))

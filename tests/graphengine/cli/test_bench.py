@@ -1,6 +1,7 @@
 """`bench` and `demo` as commands: output, JSON, exit code 1 where streams differ."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_the_peer_alone(cli: Cli, checkpoint: Path, prompts: Path, tmp_path: Pat
     )  # fmt: skip
     assert result.code == 0, result.err
     assert "speculation on against off" not in result.out
+    assert len(re.findall(r"^round \d, batch \d: .* times ", result.err, re.M)) == 4
     data = json.loads(target.read_text())
     assert data["pairs"] == data["steps"] == []
     rounds = [(one["batch_size"], one["round"]) for one in data["peer_rounds"]]
