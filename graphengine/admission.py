@@ -22,16 +22,18 @@ def make_request(
     *,
     tokenizer: Tokenizer | None,
     resolved: ResolvedConfig,
+    cache_salt: str | None = None,
 ) -> Request:
     """Tokenise and check.
 
     Args:
         prompt: text, or token ids in [0, vocab_size).
         tokenizer: None where the checkpoint has none; text is refused then.
+        cache_salt: see `Request`.
 
     Raises:
-        ValueError: an empty prompt, text without a tokenizer, an id outside the vocabulary, or too
-            many stop ids.
+        ValueError: an empty prompt or salt, text without a tokenizer, an id outside the vocabulary,
+            or too many stop ids.
     """
     request = Request(
         request_id,
@@ -39,6 +41,7 @@ def make_request(
         params,
         max_model_len=resolved.sizes.max_model_len,
         eos_token_ids=resolved.model.eos_token_ids,
+        cache_salt=cache_salt,
     )
     vocab_size = resolved.model.vocab_size
     _check_ids(request_id, "prompt token", request.prompt_token_ids, vocab_size)

@@ -101,7 +101,12 @@ class Engine:
         self._closed = False
 
     def add_request(
-        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams | None = None
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
     ) -> None:
         """Queue a request.
 
@@ -109,6 +114,9 @@ class Engine:
             request_id: unique among unfinished requests.
             prompt: text, or token ids in [0, vocab_size).
             params: None: the defaults.
+            cache_salt: not empty; cached prefixes are shared only among requests of the same salt,
+                so that nobody can tell by the time an answer takes what another has asked. None is
+                a salt of its own.
 
         Raises:
             ValueError: a bad prompt or parameter, an id in use, or a request that can never fit.
@@ -122,6 +130,7 @@ class Engine:
             params if params is not None else SamplingParams(),
             tokenizer=self.tokenizer,
             resolved=self.resolved,
+            cache_salt=cache_salt,
         )
         self.scheduler.add(request)
         self._streams[request_id] = OutputStream.open(request, self.tokenizer)
@@ -133,8 +142,11 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the outputs of the requests that got tokens or finished.
 
-        What a proposer raises comes out of here. Requests stay as they were, or have what the step
-        verified, which the next step then delivers.
+        Raises:
+            RuntimeError: the engine is closed.
+
+        What a proposer raises comes out of here too. Requests stay as they were, or have what the
+        step verified, which the next step then delivers.
         """
         self._check_open()
         plan = self.scheduler.schedule(self._draft_ladder)
@@ -150,7 +162,7 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it stands; False where the id is unknown or finished already.
 
-        Its last output comes with the next step.
+        Its last output comes with the next step. Raises RuntimeError where the engine is closed.
         """
         self._check_open()
         request = self.scheduler.abort(request_id)
@@ -161,11 +173,21 @@ class Engine:
         return True
 
     def discard(self, request_ids: Iterable[str]) -> None:
-        """Abort those of the requests that are unfinished, and deliver no output of any."""
+        """Abort those of the requests that are unfinished, and deliver no output of any.
+
+        Raises RuntimeError where there are some and the engine is closed.
+        """
         ids = set(request_ids)
         for request_id in ids:
             self.abort(request_id)
         self._undelivered = [out for out in self._undelivered if out.request_id not in ids]
+
+    def hand_back(self, outputs: Sequence[RequestOutput]) -> None:
+        """Give back outputs that a step returned to a caller whose they are not.
+
+        The next step delivers them, ahead of its own.
+        """
+        self._undelivered[:0] = outputs
 
     @property
     def draft_limit(self) -> int:
@@ -184,16 +206,20 @@ class Engine:
         self._draft_limit = limit
 
     def reset_prefix_cache(self) -> int:
-        """Forget cached prefixes that no request holds; returns the number of blocks."""
+        """Forget cached prefixes that no request holds; returns the number of blocks.
+
+        Raises RuntimeError where the engine is closed.
+        """
+        self._check_open()
         return self.kv.pool.unpublish_free()
 
     def stats(self) -> EngineStats:
-        """Counters since start."""
+        """Counters since start. Raises RuntimeError where the engine is closed."""
         self._check_open()
         return self._counter.snapshot(self.runner, self.kv)
 
     def capture_report(self) -> str:
-        """The shape table as captured, printable."""
+        """The shape table as captured, printable. Raises RuntimeError where it is closed."""
         self._check_open()
         return self.runner.manager.report()
 

@@ -81,13 +81,21 @@ class LLM:
         self._ids = count()
 
     def generate(
-        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; outputs come in the order of the prompts.
+
+        Requests that were added to `engine` go on beside them; what they emit meanwhile is
+        delivered by the next `engine.step()`.
 
         Args:
             prompts: one text, a list of texts, or a list of token id lists.
             params: one for all prompts, or one each; None: the defaults.
+            cache_salt: see `Engine.add_request`.
 
         Raises:
             ValueError: a prompt or parameter is refused. After this or any other error, Ctrl-C
@@ -96,23 +104,35 @@ class LLM:
         """
         batch = _as_batch(prompts)
         each = _as_params(params, len(batch))
-        request_ids = [f"generate-{next(self._ids)}" for _ in batch]
-        done: dict[str, RequestOutput] = {}
+        done: dict[str, RequestOutput | None] = {}  # by request of this call, in order
+        others: list[RequestOutput] = []
         try:
-            for request_id, prompt, one in zip(request_ids, batch, each, strict=True):
-                self.engine.add_request(request_id, prompt, one)
-            while len(done) < len(batch):
+            for prompt, one in zip(batch, each, strict=True):
+                request_id = f"generate-{next(self._ids)}"
+                self.engine.add_request(request_id, prompt, one, cache_salt=cache_salt)
+                done[request_id] = None
+            num_running = len(done)
+            while num_running:
                 for output in self.engine.step():
-                    if output.finished and output.request_id in request_ids:
+                    if output.request_id not in done:
+                        others.append(output)
+                    elif output.finished:
                         done[output.request_id] = output
+                        num_running -= 1
         finally:  # after an error or Ctrl-C nothing of this call may run on in the next
-            self.engine.discard(request_ids)
-        return [done[request_id] for request_id in request_ids]
+            self.engine.discard(done)
+            self.engine.hand_back(others)
+        return [output for output in done.values() if output is not None]
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
     ) -> RequestOutput:
-        """Generate the next turn; `messages` are `{"role", "content"}`, oldest first."""
+        """Generate the next turn; `messages` are `{"role", "content"}`, oldest first.
+
+        Raises:
+            ValueError: as `chat_prompt` and `generate`.
+            RuntimeError: the LLM is closed.
+        """
         return self.generate([self.chat_prompt(messages)], params)[0]
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -126,11 +146,11 @@ class LLM:
         return self.engine.tokenizer.apply_chat_template(messages)
 
     def stats(self) -> EngineStats:
-        """Counters since the engine started."""
+        """Counters since the engine started. Raises RuntimeError where the LLM is closed."""
         return self.engine.stats()
 
     def capture_report(self) -> str:
-        """The shape table as captured, printable."""
+        """The shape table as captured, printable. Raises RuntimeError where the LLM is closed."""
         return self.engine.capture_report()
 
     def close(self) -> None:

@@ -6,8 +6,9 @@ knows nothing of how they are counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from graphengine.request import FinishReason, RequestMetrics
@@ -17,28 +18,79 @@ from graphengine.request import FinishReason, RequestMetrics
 Origin = Literal["accepted", "recovered", "bonus"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerLog:
+    """Everything known of one request's answer so far.
+
+    Only ever appended to, so that the outputs of all steps can share it, each seeing its beginning,
+    and a step costs what it adds.
+    """
+
+    token_ids: Sequence[int]  # the request's own list, prompt first; written by commit
+    num_prompt_tokens: int
+    # the rest is written by the request's stream
+    token_origins: list[Origin] = field(default_factory=list)  # one a token
+    texts: list[str] = field(default_factory=list)  # what each step completed
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompletionOutput:
-    """One answer."""
+    """One answer, as it stood after a step; equal where text, tokens and reason are."""
 
     index: int
-    text: str  # "" where the checkpoint has no tokenizer
-    token_ids: list[int]
-    token_origins: list[Origin]  # one a token
     finish_reason: FinishReason | None  # None while running
+    log: AnswerLog
+    num_tokens: int  # of the log, how many tokens and texts this answer has
+    num_texts: int
+
+    @cached_property
+    def text(self) -> str:
+        """The answer decoded; "" where the checkpoint has no tokenizer."""
+        return "".join(self.log.texts[: self.num_texts])
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """Emitted token ids `[num_tokens]`; one that stopped the request is the last of them."""
+        start = self.log.num_prompt_tokens
+        return list(self.log.token_ids[start : start + self.num_tokens])
+
+    @cached_property
+    def token_origins(self) -> list[Origin]:
+        """Where each token came from, `[num_tokens]`."""
+        return self.log.token_origins[: self.num_tokens]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CompletionOutput):
+            return NotImplemented
+        return self._value == other._value
+
+    def __repr__(self) -> str:
+        return (
+            f"CompletionOutput(index={self.index}, text={self.text!r}, "
+            f"token_ids={self.token_ids}, finish_reason={self.finish_reason!r})"
+        )
+
+    @property
+    def _value(self) -> tuple[object, ...]:
+        return self.index, self.finish_reason, self.text, self.token_ids, self.token_origins
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestOutput:
     """The state of a request after a step; the last one has `finished` set."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt: Sequence[int] = field(repr=False)  # shared by all outputs of the request
     outputs: list[CompletionOutput]
     finished: bool
     new_text: str  # what this step added to the text
     num_new_tokens: int
     metrics: RequestMetrics
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt as token ids `[num_prompt_tokens]`."""
+        return list(self.prompt)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,15 +57,17 @@ class Request:
         params: what was asked for.
         max_model_len: context limit in tokens, prompt and output together.
         eos_token_ids: the model's own stop ids; left out where `params.ignore_eos`.
+        cache_salt: whose KV it may share, not empty; None: that of other requests without one.
 
     Raises:
-        ValueError: empty prompt or a negative id.
+        ValueError: empty prompt or salt, or a negative id.
     """
 
     __slots__ = (
         "arrival",
         "block_digests",
         "block_table",
+        "cache_salt",
         "finish_reason",
         "kv_len",
         "limit",
@@ -89,11 +91,18 @@ class Request:
         *,
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
+        cache_salt: str | None = None,
     ) -> None:
         prompt = _checked_ids(request_id, prompt_token_ids)
         if not prompt:
             raise ValueError(f"request {request_id!r}: the prompt is empty; give at least 1 token")
+        if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+            raise ValueError(
+                f"request {request_id!r}: cache_salt={cache_salt!r} is not allowed; give a string "
+                "that is not empty, or None"
+            )
         self.request_id = request_id
+        self.cache_salt = cache_salt
         self.prompt_token_ids = prompt
         self.params = params
         self.num_prompt_tokens = len(prompt)
@@ -118,8 +127,8 @@ class Request:
         self.kv_len = 0
         self.num_reserved_rows = 0
         self.block_table = BlockTable()
-        # Chained digest of each full block of token_ids so far; a pure function of the tokens,
-        # so it outlives preemption.
+        # Chained digest of each full block of token_ids so far; a pure function of the tokens and
+        # the salt, so it outlives preemption.
         self.block_digests: list[bytes] = []
 
     @property

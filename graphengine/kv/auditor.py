@@ -146,7 +146,7 @@ def _audit_digests(kv: KVManager, requests: list[Request]) -> None:
             continue
         fresh: list[bytes] = []
         num_known = max(len(request.block_digests), request.kv_len // kv.block_size)
-        kv.prefix_cache.extend_digests(fresh, request.token_ids, num_known)
+        kv.prefix_cache.extend_digests(fresh, request.token_ids, num_known, request.cache_salt)
         if request.block_digests != fresh[: len(request.block_digests)]:
             raise AuditError(f"{request} remembers a digest that is not that of its tokens")
         for block, digest in zip(request.block_table.block_ids, fresh, strict=False):

@@ -34,7 +34,6 @@ class KVManager:
         num_blocks: physical blocks, the null block included.
         block_size: tokens per block, >= 1.
         enable_prefix_caching: publish full blocks and look prompts up.
-        cache_salt: identity of model and proposer, part of every digest.
 
     Raises:
         ValueError: block_size < 1 or num_blocks < 2.
@@ -46,15 +45,12 @@ class KVManager:
         num_blocks: int,
         block_size: int,
         enable_prefix_caching: bool = True,
-        cache_salt: bytes = b"",
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size = {block_size}: use an integer >= 1")
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.prefix_cache = (
-            PrefixCache(self.pool, block_size, cache_salt) if enable_prefix_caching else None
-        )
+        self.prefix_cache = PrefixCache(self.pool, block_size) if enable_prefix_caching else None
 
     def blocks_for(self, num_rows: int) -> int:
         """Blocks that hold `num_rows` KV rows."""
@@ -73,7 +69,9 @@ class KVManager:
         """Cached blocks that the request could start from; takes no reference."""
         if self.prefix_cache is None:
             return []
-        return self.prefix_cache.lookup(request.token_ids, request.block_digests)
+        return self.prefix_cache.lookup(
+            request.token_ids, request.block_digests, request.cache_salt
+        )
 
     def match_prefix(self, request: Request) -> int:
         """Starts a request from the longest cached prefix; returns the tokens found.
@@ -182,7 +180,9 @@ class KVManager:
         if self.prefix_cache is None:
             return
         num_full = request.kv_len // self.block_size
-        self.prefix_cache.extend_digests(request.block_digests, request.token_ids, num_full)
+        self.prefix_cache.extend_digests(
+            request.block_digests, request.token_ids, num_full, request.cache_salt
+        )
         for index in range(first, num_full):
             self.prefix_cache.publish(
                 request.block_table.block_ids[index], request.block_digests[index]

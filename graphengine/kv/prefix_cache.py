@@ -1,8 +1,9 @@
 """PrefixCache: finds the KV blocks of a token prefix that has been computed before.
 
-Owns the digest chain: the digest of a block covers its own tokens and everything before them, under
-a salt that names whatever else the KV depends on (model, numerics, proposer). Knows nothing of
-requests or scheduling; blocks and their lifetimes are the pool's. Only full blocks take part.
+Owns the digest chain: the digest of a block covers its own tokens and everything before them, and
+the salt that says who may share it. Model and proposer are not in it: a cache is of one engine.
+Knows nothing of requests or scheduling; blocks and their lifetimes are the pool's. Only full blocks
+take part.
 """
 
 from __future__ import annotations
@@ -23,37 +24,44 @@ class PrefixCache:
     Args:
         pool: where blocks live and digests are kept.
         block_size: tokens per block.
-        salt: identity of the model and of the proposer that shares the block table.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, salt: bytes = b"") -> None:
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
-        self._root = hashlib.blake2b(salt, digest_size=_DIGEST_BYTES).digest()
 
     def extend_digests(
-        self, digests: list[bytes], token_ids: Sequence[int], num_blocks: int
+        self,
+        digests: list[bytes],
+        token_ids: Sequence[int],
+        num_blocks: int,
+        salt: str | None = None,
     ) -> None:
-        """Grows `digests` in place until it covers the first `num_blocks` full blocks."""
+        """Grows `digests` in place until it covers the first `num_blocks` full blocks.
+
+        `salt` must be the same in every call for one list; None is a salt of its own.
+        """
         size = self._block_size
         assert num_blocks * size <= len(token_ids), (
             f"{num_blocks} full blocks of {size} asked of {len(token_ids)} tokens"
         )
         for index in range(len(digests), num_blocks):
-            parent = digests[index - 1] if index else self._root
+            parent = digests[index - 1] if index else _root(salt)
             tokens = np.asarray(token_ids[index * size : (index + 1) * size], dtype="<i4")
             digests.append(
                 hashlib.blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_BYTES).digest()
             )
 
-    def lookup(self, token_ids: Sequence[int], digests: list[bytes]) -> list[int]:
+    def lookup(
+        self, token_ids: Sequence[int], digests: list[bytes], salt: str | None = None
+    ) -> list[int]:
         """Blocks of the longest cached chain, in order; takes no reference.
 
         The last token never counts: it enters through verify, so the chain covers at most
         `len(token_ids) - 1` tokens. `digests` is the caller's memo and grows as needed.
         """
         num_blocks = (len(token_ids) - 1) // self._block_size
-        self.extend_digests(digests, token_ids, num_blocks)
+        self.extend_digests(digests, token_ids, num_blocks, salt)
         block_ids: list[int] = []
         for digest in digests[:num_blocks]:
             block_id = self._pool.find(digest)
@@ -65,3 +73,11 @@ class PrefixCache:
     def publish(self, block_id: int, digest: bytes) -> bool:
         """Offers a full block of verified KV; the first publisher of a digest wins."""
         return self._pool.publish(block_id, digest)
+
+
+def _root(salt: str | None) -> bytes:
+    """What the digest of a first block stands on."""
+    # Personalised, so that no text of a salt gives the digest of a block, or that of no salt.
+    person = b"no salt" if salt is None else b"salt"
+    data = (salt or "").encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, person=person).digest()

@@ -14,7 +14,7 @@ from graphengine.bench.steps import step_times
 from graphengine.bench.workloads import Prompt
 from graphengine.decode_timer import DecodeTimer
 from graphengine.engine import Engine
-from graphengine.outputs import CompletionOutput, RequestOutput
+from graphengine.outputs import AnswerLog, CompletionOutput, RequestOutput
 from graphengine.request import RequestMetrics
 from graphengine.sampling.params import SamplingParams
 from proposers.mock import OracleProposer
@@ -27,11 +27,11 @@ PROMPT = [5, 9, 200, 31, 77]
 
 def _output(request_id: str, num_new_tokens: int) -> RequestOutput:
     completion = CompletionOutput(
-        index=0, text="", token_ids=[], token_origins=[], finish_reason=None
+        index=0, finish_reason=None, log=AnswerLog([], 0), num_tokens=0, num_texts=0
     )
     return RequestOutput(
         request_id=request_id,
-        prompt_token_ids=[1],
+        prompt=(1,),
         outputs=[completion],
         finished=False,
         new_text="",

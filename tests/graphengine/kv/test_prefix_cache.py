@@ -1,5 +1,6 @@
 """PrefixCache: what a digest covers, and how far a hit may reach."""
 
+import numpy as np
 import pytest
 
 from graphengine.kv.block_pool import BlockPool
@@ -52,12 +53,33 @@ def test_token_order_and_width_count() -> None:
     assert cache.lookup([1, 0, 0, 0, 7], []) != []
 
 
-def test_the_salt_separates_models_and_proposers() -> None:
-    """Guards against KV of one draft model being served to another over the same tokens."""
+def test_the_salt_separates_whole_chains() -> None:
+    """Guards against one user's prompt being found, and so betrayed by its speed, by another's."""
+    pool = BlockPool(32)
+    cache = PrefixCache(pool, SIZE)
+    tokens = list(range(9))
+    found = {}
+    for salt in (None, "a", "b", "\ud800"):
+        assert cache.lookup(tokens, [], salt) == []
+        digests: list[bytes] = []
+        cache.extend_digests(digests, tokens, 2, salt)
+        blocks = pool.allocate(2)
+        assert blocks is not None
+        for block, digest in zip(blocks, digests, strict=True):
+            cache.publish(block, digest)
+        found[salt] = blocks
+    for salt, blocks in found.items():
+        assert cache.lookup(tokens, [], salt) == blocks
+
+
+def test_no_salt_stands_for_tokens() -> None:
+    """Guards against a salt that is chosen to look like the first block of somebody's prompt."""
     pool = BlockPool(16)
-    publish_all(pool, PrefixCache(pool, SIZE, b"ngram"), [1, 2, 3, 4])
-    assert PrefixCache(pool, SIZE, b"eagle").lookup([1, 2, 3, 4, 5], []) == []
-    assert PrefixCache(pool, SIZE, b"ngram").lookup([1, 2, 3, 4, 5], []) != []
+    cache = PrefixCache(pool, SIZE)
+    head, tail = [65, 66, 67, 68], [1, 2, 3, 4]
+    publish_all(pool, cache, head + tail)
+    salt = np.array(head, dtype="<i4").tobytes().decode()
+    assert cache.lookup([*tail, 5], [], salt) == []
 
 
 def test_a_gap_ends_the_chain() -> None:
