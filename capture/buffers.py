@@ -46,28 +46,6 @@ def garbage(dtype: torch.dtype, *, largest: bool = False) -> float | int:
     return torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
 
 
-def required_bytes(
-    specs: Iterable[BufferSpec],
-    *,
-    max_num_reqs: int,
-    max_num_tokens: int,
-    max_cell_tokens: int,
-    max_query_len: int,
-) -> int:
-    """Bytes that `StaticBuffers` of the same arguments will allocate. Allocates nothing."""
-    return sum(
-        spec.dtype.itemsize
-        * _num_elements(
-            spec,
-            max_num_reqs=max_num_reqs,
-            max_num_tokens=max_num_tokens,
-            max_cell_tokens=max_cell_tokens,
-            max_query_len=max_query_len,
-        )
-        for spec in specs
-    )
-
-
 def _num_elements(
     spec: BufferSpec,
     *,

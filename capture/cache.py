@@ -49,12 +49,22 @@ def writable_dir(directory: Path) -> Path:
 def machine_facts() -> dict[str, object]:
     """What any numerics or timing result depends on besides its own configuration."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_features(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def cpu_features() -> str:
+    """What a compiler sees of the CPU: architecture, and Linux's model and flags lines."""
+    lines = {platform.machine(), platform.processor()}
+    with suppress(OSError):
+        wanted = ("model name", "cpu family", "flags", "Features", "CPU part")
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        lines |= {line for line in text.splitlines() if line.startswith(wanted)}
+    return "\n".join(sorted(lines))
 
 
 def cache_key(facts: Mapping[str, object]) -> str:
@@ -93,16 +103,3 @@ def write_entry(kind: str, key: str, entry: Mapping[str, object]) -> None:
         logger.warning(
             "cache entry %s cannot be written (%s); it will be rebuilt next time", path, error
         )
-
-
-def _cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or platform.machine()
-    facts = [
-        line
-        for line in text.splitlines()
-        if line.startswith(("model name", "flags", "cpu family", "model\t"))
-    ]
-    return hashlib.blake2b("\n".join(facts[:4]).encode(), digest_size=8).hexdigest()

@@ -28,14 +28,15 @@ class CaptureConfig:
             engine's `max_num_seqs` is always added.
         draft_lengths: ladder of draft lengths; None: 0, 1, 2, 3, 6 up to the configured maximum. 0
             and the maximum are always added.
-        compile: how the step's small pieces run. `auto` is `native` on CPU (own C++ kernels; only
-            the verifier goes through torch.compile); `inductor` compiles all glue with
-            torch.compile; `off` runs it uncompiled. Each is a numerics identity of its own,
-            bit-equal only to itself.
+        compile: how the step's small pieces run. `auto` is `native` on CPU (own C++ kernels, and
+            torch's compiler is not even imported); `inductor` compiles all glue with torch.compile;
+            `off` runs it uncompiled. Each is a numerics identity of its own, bit-equal only to
+            itself.
         lazy: capture a cell on its first use instead of at start. The first use of a cell is then
             slow.
         memory_budget: bytes that static buffers and graphs may take; None: unlimited. Exceeding it
-            is an error at start that names the need.
+            is an error at start that names the need. A `lazy` cell that would exceed it later is
+            launched uncaptured, with the same results, and counted in `eager_fallbacks`.
         debug: tape graphs check addresses and poison scratch at every replay; slow, for tests.
             The other kinds have nothing to check.
     """

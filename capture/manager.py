@@ -7,9 +7,10 @@ proposer as a small `Capturable`; never heard of tokens, KV or requests.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +26,13 @@ from capture.tape import ProgramRunner, TapeGraph
 # different batches.
 PrepareFn = Callable[[ShapeKey, int], None]
 ProgressFn = Callable[[int, int, str], None]
+
+OVER_BUDGET = "capture:memory_budget"  # launches of lazy cells that did not fit
+logger = logging.getLogger(__name__)
+
+
+class MemoryBudgetError(ValueError):
+    """More bytes than `CaptureConfig.memory_budget`."""
 
 
 class Capturable(Protocol):
@@ -46,8 +54,8 @@ class Capturable(Protocol):
 class CaptureStats:
     """Counters since start; keys are `str(ShapeKey)` or a named reason."""
 
-    replays: Counter[str] = field(default_factory=Counter)
-    padding_rows: int = 0
+    replays: Counter[str] = field(default_factory=Counter)  # launches, of whatever graph kind
+    padding_rows: int = 0  # rows of launched cells that carried no token
     eager_fallbacks: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     num_bytes: dict[str, int] = field(default_factory=dict)
@@ -86,10 +94,11 @@ class CaptureManager:
         self._prepare = prepare
         self._run_program = run_program
         self._graphs: dict[ShapeKey, Graph] = {}
+        self._over_budget: set[ShapeKey] = set()
         self._closed = False
 
     def capture_all(self, progress: ProgressFn | None = None) -> None:
-        """Capture every cell, largest first; with `lazy`, only warm the smallest one up.
+        """Warm the step up, then capture every cell, largest first; with `lazy`, none yet.
 
         Raises:
             ValueError: more bytes than the memory budget.
@@ -97,8 +106,10 @@ class CaptureManager:
         """
         self._check_budget()
         keys = list(self.table)
+        for key in warm_up_cells(keys):
+            self._prepare(key, 0)
+            self._fn(self.buffers.cell(key))
         if self.config.lazy:
-            self._warm_up(keys[-1])
             return
         for index, key in enumerate(keys):
             if progress is not None:
@@ -123,9 +134,19 @@ class CaptureManager:
     def dispatch(self, num_reqs: int, num_draft_tokens: int, tier: str) -> ShapeKey:
         return self.table.dispatch(num_reqs, num_draft_tokens, tier)
 
-    def replay(self, key: ShapeKey, *, num_reqs: int) -> None:
-        """Replay a cell whose inputs are in place; `num_reqs` of its request rows are live."""
+    def replay(self, key: ShapeKey, *, num_reqs: int, num_tokens: int) -> None:
+        """Replay a cell whose inputs are in place.
+
+        Args:
+            key: the cell.
+            num_reqs: live requests, of the cell's `num_reqs`.
+            num_tokens: rows that carry a token, of the cell's `num_tokens`. The others are padding:
+                those of requests that are not there, and tails behind a request's own drafts.
+        """
         assert 1 <= num_reqs <= key.num_reqs, f"{num_reqs} live requests in cell {key}"
+        assert num_reqs <= num_tokens <= num_reqs * key.query_len, (
+            f"{num_tokens} live rows of {num_reqs} requests in cell {key}"
+        )
         graph = self._graphs.get(key)
         if graph is None:
             assert not self._closed, f"cell {key} is replayed after close()"
@@ -133,7 +154,9 @@ class CaptureManager:
             graph = self._capture_late(key)
         graph.replay()
         self.stats.replays[str(key)] += 1
-        self.stats.padding_rows += (key.num_reqs - num_reqs) * key.query_len
+        self.stats.padding_rows += key.num_tokens - num_tokens
+        if key in self._over_budget:
+            self.count_eager(OVER_BUDGET)
 
     def count_eager(self, reason: str) -> None:
         """Count work that ran outside a captured graph, by a named reason."""
@@ -145,25 +168,29 @@ class CaptureManager:
         self._graphs.clear()
 
     def _capture_late(self, key: ShapeKey) -> Graph:
-        """First use of a cell in lazy mode: the batch's inputs are in place and must survive."""
+        """First use of a cell in lazy mode: the batch's inputs are in place and must survive.
+
+        Where the cell does not fit the memory budget any more, its step is called as it is.
+        """
         inputs = self.buffers.snapshot(("input",))
-        graph = self._capture(key)
-        self.buffers.restore(inputs)
-        return graph
+        try:
+            return self._capture(key)
+        except MemoryBudgetError as error:
+            logger.warning("cell %s runs uncaptured: %s", key, error)
+            self._over_budget.add(key)
+            self._graphs[key] = EagerGraph(self._fn, self.buffers, key)
+            return self._graphs[key]
+        finally:
+            self.buffers.restore(inputs)
 
     def _capture(self, key: ShapeKey) -> Graph:
         start = time.perf_counter()
-        self._warm_up(key)
         graph = self._make_graph(key)
-        self.stats.num_bytes[str(key)] = graph.num_bytes
-        self._check_budget()
+        self._check_budget(key, graph.num_bytes)
         self._graphs[key] = graph
+        self.stats.num_bytes[str(key)] = graph.num_bytes
         self.stats.seconds[str(key)] = time.perf_counter() - start
         return graph
-
-    def _warm_up(self, key: ShapeKey) -> None:
-        self._prepare(key, 0)
-        self._fn(self.buffers.cell(key))
 
     def _make_graph(self, key: ShapeKey) -> Graph:
         if self.kind == "eager":
@@ -179,13 +206,16 @@ class CaptureManager:
             debug=self.config.debug,
         )
 
-    def _check_budget(self) -> None:
-        graphs = sum(self.stats.num_bytes.values())
-        check_memory_budget(self.config, self.buffers.num_bytes, graphs)
+    def _check_budget(self, key: ShapeKey | None = None, num_bytes: int = 0) -> None:
+        """Hold what is captured, with a graph of `num_bytes` for `key`, to the budget."""
+        others = sum(n for name, n in self.stats.num_bytes.items() if name != str(key))
+        check_memory_budget(self.config, self.buffers.num_bytes, others + num_bytes)
 
     def report(self) -> str:
         """The table as captured: one line a cell with seconds and bytes, and the totals."""
-        lines = [f"graph kind {self.kind}, {len(self._graphs)} of {len(self.table)} cells captured"]
+        lines = [
+            f"graph kind {self.kind}, {len(self.stats.seconds)} of {len(self.table)} cells captured"
+        ]
         lines.append(f"{'cell':>16} {'seconds':>9} {'bytes':>10} {'replays':>8}")
         for key in self.table:
             name = str(key)
@@ -203,17 +233,28 @@ class CaptureManager:
 
 
 def check_memory_budget(config: CaptureConfig, buffer_bytes: int, graph_bytes: int = 0) -> None:
-    """Hold the need to the budget; with `required_bytes`, before anything is allocated.
+    """Hold the need to the budget; with buffers on the meta device, before anything is allocated.
 
     Raises:
-        ValueError: the need is above it.
+        MemoryBudgetError: the need is above it.
     """
     budget = config.memory_budget
     if budget is not None and buffer_bytes + graph_bytes > budget:
-        raise ValueError(
+        raise MemoryBudgetError(
             f"CaptureConfig.memory_budget={budget}: static buffers need {buffer_bytes} bytes, "
             f"graphs {graph_bytes} so far; raise it, or lower max_num_seqs or max_draft_tokens"
         )
+
+
+def warm_up_cells(keys: Sequence[ShapeKey]) -> list[ShapeKey]:
+    """Of the table's cells, those whose run compiles every piece for all of them.
+
+    Pieces are compiled for one row, and once for any number of more.
+    """
+    smallest = min(keys, key=lambda key: key.num_tokens)
+    several = [key for key in keys if key.num_tokens > 1]
+    many = min(several, key=lambda key: key.num_tokens, default=smallest)
+    return list(dict.fromkeys((smallest, many)))
 
 
 def resolve_graph_kind(config: CaptureConfig, device: torch.device) -> str:

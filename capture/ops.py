@@ -2,8 +2,8 @@
 
 An op writes into tensors that it is handed, returns nothing and keeps nothing, so a call is fully
 described by the op and its arguments' storages. That is what a tape records. Owns the two kinds of
-op (native function, Python callable) and the hook by which a recorder sees the calls; knows nothing
-of what the ops compute.
+op (native function, Python callable), the encoding of a native call, and the hook by which a
+recorder sees the calls; knows nothing of what the ops compute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Protocol
 import torch
 
 Arg = torch.Tensor | int | None
+# The one format of a recorded native call: [address, number of arguments, arguments, zeros]. The
+# native loop is compiled with the same maximum.
 MAX_NATIVE_ARGS = 20
+WORDS_PER_CALL = 2 + MAX_NATIVE_ARGS
 
 
 class Recorder(Protocol):
@@ -83,6 +86,11 @@ class NativeOp(Op):
         if len(args) != self.num_args:
             raise TypeError(f"op {self.name} takes {self.num_args} arguments, got {len(args)}")
         return [word(arg) for arg in args]
+
+    def encode(self, args: tuple[Arg, ...]) -> list[int]:
+        """A call as WORDS_PER_CALL int64 words, as the native loop reads it; raises as `words`."""
+        call = [self.address, self.num_args, *self.words(args)]
+        return call + [0] * (WORDS_PER_CALL - len(call))
 
 
 class PythonOp(Op):

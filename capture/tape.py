@@ -18,13 +18,11 @@ import torch
 from capture.buffers import StaticBuffers
 from capture.checks import CaptureError, capture_guard
 from capture.graph import StepFn
-from capture.ops import MAX_NATIVE_ARGS, Arg, NativeOp, Op, set_recorder
+from capture.ops import Arg, NativeOp, Op, set_recorder
 from capture.shapes import ShapeKey
 
-# Runs `num_calls` encoded calls at an address; each is [function, num_args, args...] padded to
-# WORDS_PER_CALL.
+# Runs `num_calls` calls at an address, each as `NativeOp.encode` makes it.
 ProgramRunner = Callable[[int, int], None]
-WORDS_PER_CALL = 2 + MAX_NATIVE_ARGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +183,7 @@ def _lower(calls: list[TapeCall]) -> list[np.ndarray | TapeCall]:
     run: list[list[int]] = []
     for call in [*calls, None]:
         if call is not None and isinstance(call.op, NativeOp):
-            words = [call.op.address, len(call.args), *call.op.words(call.args)]
-            run.append(words + [0] * (WORDS_PER_CALL - len(words)))
+            run.append(call.op.encode(call.args))
             continue
         if run:
             segments.append(np.array(run, dtype=np.int64))

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 import torch
 
 from capture.buffers import BufferSpec, StaticBuffers
-from capture.compile import PieceCompiler
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, ForwardBuffers, ForwardInputs
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import MAX_PREFILL_ROWS, RunnerSizes
-from graphengine.sampling.verifier import NO_STOP, greedy_verify
+from graphengine.sampling.verifier import NO_STOP, GreedyVerify
 
 Views = Mapping[str, torch.Tensor]
 
@@ -73,14 +72,14 @@ class CapturedStep:
 
     Args:
         decoder: the target model.
-        compiler: compiles the verifier.
+        verify: the verifier.
         buffers: where the views come from; the verifier looks at whole storages, so that its shapes
             do not depend on the cell and it is compiled once.
     """
 
-    def __init__(self, decoder: Decoder, compiler: PieceCompiler, buffers: StaticBuffers) -> None:
+    def __init__(self, decoder: Decoder, verify: GreedyVerify, buffers: StaticBuffers) -> None:
         self._decoder = decoder
-        self._verify = compiler.piece("greedy_verify", greedy_verify)
+        self._verify = verify
         self._all_target_ids = buffers.whole("target_ids")
         self._all_token_ids = buffers.whole("token_ids")
 

@@ -29,6 +29,8 @@ from graphengine.models.native_ops import NativeOps
 from graphengine.models.torch_ops import TorchOps
 from graphengine.request_state import IntArray, RequestState
 from graphengine.resolve import GREEDY, MAX_PREFILL_ROWS, ResolvedConfig
+from graphengine.sampling.cpu import NativeGreedyVerify
+from graphengine.sampling.verifier import GreedyVerify, greedy_verify
 from graphengine.scheduler import PrefillChunk
 
 
@@ -61,14 +63,20 @@ class ModelRunner:
         state: RequestState,
     ) -> None:
         self.sizes = resolved.sizes
-        self.compiler = PieceCompiler("off" if capture.compile == "off" else "inductor")
-        self.decoder = make_decoder(resolved, weights, kv_caches, capture, self.compiler)
+        self.compiler = PieceCompiler("inductor" if capture.compile == "inductor" else "off")
+        native = capture.compile in ("auto", "native")
+        self.decoder = make_decoder(
+            resolved, weights, kv_caches, compiler=None if native else self.compiler
+        )
+        self.verifier: GreedyVerify = (
+            NativeGreedyVerify() if native else self.compiler.piece("greedy_verify", greedy_verify)
+        )
         self.buffers = make_buffers(resolved.model, self.sizes, resolved.device)
         self.manager = CaptureManager(
             resolved.table,
             self.buffers,
             capture,
-            fn=CapturedStep(self.decoder, self.compiler, self.buffers),
+            fn=CapturedStep(self.decoder, self.verifier, self.buffers),
             prepare=self._prepare,
             run_program=library.load().run_calls,
         )
@@ -111,7 +119,8 @@ class ModelRunner:
             cell.inputs, key, self._state, rows, draft_token_ids, num_draft_tokens
         )
         self.decoder.attention.plan(cell.forward.attention)
-        self.manager.replay(key, num_reqs=len(rows))
+        num_tokens = len(rows) + int(num_draft_tokens.sum())
+        self.manager.replay(key, num_reqs=len(rows), num_tokens=num_tokens)
         return self._packed[: len(rows)]
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
@@ -142,7 +151,7 @@ class ModelRunner:
         self._cells.clear()
         self.buffers.release()
         # The manager holds the step, the step the decoder, and the manager's filler this runner.
-        del self.manager, self.decoder, self._packed
+        del self.manager, self.decoder, self.verifier, self._packed
 
     def _cell(self, key: ShapeKey) -> _Cell:
         cell = self._cells.get(key)
@@ -169,13 +178,13 @@ def make_decoder(
     resolved: ResolvedConfig,
     weights: DecoderWeights,
     kv_caches: list[torch.Tensor],
-    capture: CaptureConfig,
-    compiler: PieceCompiler,
+    *,
+    compiler: PieceCompiler | None,
 ) -> Decoder:
-    """The decoder with the ops that the compile mode asks for."""
+    """The decoder with native ops, or with torch's through a compiler."""
     model, sizes, dtype = resolved.model, resolved.sizes, resolved.dtype
     ops: LayerOps
-    if capture.compile in ("auto", "native"):
+    if compiler is None:
         ops = NativeOps(dtype, model.rms_norm_eps)
     else:
         ops = TorchOps(

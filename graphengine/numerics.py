@@ -68,7 +68,7 @@ def check_row_invariance(
         machine_facts()
         | {
             "pieces": _source_digest(),
-            "kernels": build.cache_key(build.find_compiler(), (*build.FLAGS, build.native_flag())),
+            "kernels": build.library_key(),
             "model": asdict(decoder.config),
             "dtype": decoder.weights.embed.dtype,
             "compile": compile_mode,

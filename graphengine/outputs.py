@@ -109,6 +109,8 @@ class EngineStats:
         int, ...
     ] = ()  # [max_draft_tokens]: drafts accepted at each position
     replays: Mapping[str, int] = field(default_factory=dict)  # by cell
+    # Rows of replayed cells that carried no token: padding requests, and tails behind the drafts
+    # of a request that has fewer than its cell.
     padding_rows: int = 0
     eager_fallbacks: Mapping[str, int] = field(default_factory=dict)  # by named reason
     compile_events: int = 0  # all, warm-up included

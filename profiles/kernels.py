@@ -16,12 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graphengine.kernels.library import (
-    CALL_STRIDE,
-    attention_scratch_floats,
-    encode_call,
-    load,
-)
+from capture.ops import WORDS_PER_CALL
+from graphengine.kernels.library import attention_scratch_floats, load
+from graphengine.kernels.ops import native_op
 
 LAYERS = 30
 HIDDEN, INTERMEDIATE, VOCAB = 576, 1536, 49152
@@ -68,9 +65,9 @@ def run_each(calls: list[tuple[str, list[int]]]) -> Contender:
 
 def run_program(calls: list[tuple[str, list[int]]]) -> Contender:
     """The same calls as one recorded program."""
-    words = [word for name, arguments in calls for word in encode_call(name, arguments)]
+    words = [word for name, args in calls for word in native_op(name).encode(tuple(args))]
     program = torch.tensor(words, dtype=torch.int64)
-    return lambda: load().run_calls(program.data_ptr(), len(words) // CALL_STRIDE)
+    return lambda: load().run_calls(program.data_ptr(), len(words) // WORDS_PER_CALL)
 
 
 def run_torch(x: dict[int, Tensor], weights: list[Tensor]) -> None:

@@ -1,5 +1,5 @@
-// The exported C functions. Every argument is a pointer or an int64, at most 20 of them, so that a
-// recorded call is a function pointer and int64 words (program.cpp). Suffix: stored dtype of weights
+// The exported C functions. Every argument is a pointer or an int64, at most MAX_NATIVE_ARGS, so that
+// a recorded call is a function pointer and int64 words (program.cpp). Suffix: stored dtype of weights
 // and cache; activations are always float. library.py holds the same table for Python.
 #pragma once
 #include <cstdint>
@@ -33,5 +33,9 @@ DECLARE_TYPED(float, f32)
 EXPORT void rms_norm(float* out, const float* x, const float* weight, int64_t M, int64_t H,
                      const float* eps);
 EXPORT void argmax_rows(int32_t* out, const float* logits, int64_t M, int64_t V);
+EXPORT void greedy_verify(int32_t* packed, const int32_t* target_ids, const int32_t* token_ids,
+                          const int32_t* query_len, const int32_t* num_draft_tokens,
+                          const int32_t* stop_ids, const int32_t* max_new_tokens, int64_t rows,
+                          int64_t width, int64_t num_stop_ids);
 EXPORT void run_calls(const int64_t* program, int64_t n_calls);
 EXPORT int64_t vector_lanes();

@@ -1,8 +1,9 @@
 """Builds the kernel library from the packaged C++ sources, once per machine.
 
-Owns the compiler choice, the flags and the on-disk cache. The cache key holds everything that can
-change the code: sources, flags, compiler version, CPU features. A file's name carries the digest of
-its content, so that a damaged one is seen before it is mapped. Knows nothing of what is exported.
+Owns the compiler choice, the flags and the library's place in the cache. The key holds everything
+that can change the code: sources, flags, compiler version, CPU features. A file's name carries the
+digest of its content, so that a damaged one is seen before it is mapped. Knows nothing of what is
+exported.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from pathlib import Path
 # (two thread pools would spin against each other).
 import torch  # noqa: F401
 
+from capture.cache import cache_dir, cache_key, cpu_features, writable_dir
+from capture.ops import MAX_NATIVE_ARGS
+
 logger = logging.getLogger(__name__)
 
 SOURCE_DIR = Path(__file__).parent
@@ -35,6 +39,7 @@ FLAGS = (
     "-fPIC",
     "-ffp-contract=off",
     "-fvisibility=hidden",
+    f"-DMAX_NATIVE_ARGS={MAX_NATIVE_ARGS}",
 )
 PARALLEL_COMPILES = 2
 
@@ -49,14 +54,12 @@ def build(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
     `extra_flags` come last on the compiler's command line and are part of the key (the tests build
     the portable vectors with them). Raises BuildError where there is no compiler or it fails.
     """
-    compiler = find_compiler()
-    flags = (*FLAGS, native_flag(), *extra_flags)
-    directory = _writable(cache_root() / "kernels" / cache_key(compiler, flags))
+    directory = writable_dir(cache_dir() / "kernels" / library_key(extra_flags))
     for path in sorted(directory.glob("kernels-*.so")):
         library = _load_sound(path)
         if library is not None:
             return library
-    return ctypes.CDLL(str(_compile(compiler, flags, directory)))
+    return ctypes.CDLL(str(_compile(all_flags(extra_flags), directory)))
 
 
 def find_compiler() -> str:
@@ -81,52 +84,27 @@ def native_flag() -> str:
     return "-march=native" if x86 else "-mcpu=native"
 
 
-def cache_root() -> Path:
-    """$GRAPHENGINE_CACHE_DIR, else ~/.cache/graphengine."""
-    configured = os.environ.get("GRAPHENGINE_CACHE_DIR")
-    return Path(configured) if configured else Path.home() / ".cache" / "graphengine"
-
-
-def cache_key(compiler: str, flags: Sequence[str]) -> str:
+def library_key(extra_flags: Sequence[str] = ()) -> str:
     """Digest of everything that can change the built code."""
-    digest = hashlib.sha256()
+    compiler = find_compiler()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
-    for part in (version.stdout, " ".join(flags), cpu_features()):
-        digest.update(part.encode() + b"\0")
-    for path in (*sources(), *sorted(SOURCE_DIR.glob("*.h"))):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:24]
+    files = (*sources(), *sorted(SOURCE_DIR.glob("*.h")))
+    return cache_key(
+        {
+            "compiler": version.stdout,
+            "flags": all_flags(extra_flags),
+            "cpu": cpu_features(),
+            "sources": {path.name: path.read_text(encoding="utf-8") for path in files},
+        }
+    )
+
+
+def all_flags(extra_flags: Sequence[str] = ()) -> tuple[str, ...]:
+    return (*FLAGS, native_flag(), *extra_flags)
 
 
 def sources() -> list[Path]:
     return sorted(SOURCE_DIR.glob("*.cpp"))
-
-
-def cpu_features() -> str:
-    """What -march=native looks at: architecture, and Linux's model and flags lines."""
-    lines = {platform.machine(), platform.processor()}
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        wanted = ("model name", "flags", "Features", "CPU part")
-        lines |= {line for line in cpuinfo.read_text().splitlines() if line.startswith(wanted)}
-    return "\n".join(sorted(lines))
-
-
-def _writable(directory: Path) -> Path:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            return directory
-    except OSError as error:
-        fallback = Path(tempfile.mkdtemp(prefix="graphengine-kernels-"))
-        logger.warning(
-            "kernel cache %s is not writable (%s): building into %s; "
-            "set GRAPHENGINE_CACHE_DIR to a writable directory to build only once",
-            directory,
-            error,
-            fallback,
-        )
-        return fallback
 
 
 def _load_sound(path: Path) -> ctypes.CDLL | None:
@@ -146,8 +124,9 @@ def _file_name(content: bytes) -> str:
     return f"kernels-{hashlib.sha256(content).hexdigest()[:16]}.so"
 
 
-def _compile(compiler: str, flags: Sequence[str], directory: Path) -> Path:
+def _compile(flags: Sequence[str], directory: Path) -> Path:
     """Compile the sources side by side, link, and publish by one rename: builders may race."""
+    compiler = find_compiler()
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources()]
         commands = [

@@ -1,14 +1,12 @@
 """What the kernel library exports, and the one loaded copy of it.
 
-Owns the table of names and argument kinds (the same as abi.h) and the encoding of a call for
-`run_calls`. Knows nothing of tensors: callers pass addresses and integers, and keep the memory
-alive.
+Owns the table of names and argument kinds (the same as abi.h). Knows nothing of tensors: callers
+pass addresses and integers, and keep the memory alive.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -18,13 +16,10 @@ from graphengine.kernels.build import build
 
 Kind = Literal["pointer", "int"]
 
-MAX_ARGUMENTS: Final = 20
 MAX_HEAD_DIM: Final = 256  # kMaxHeadDim of attend.h, the size of the kernels' workspaces
 # attend.h's kChunk, and the widest vector of vec.h.
 ATTENTION_CHUNK: Final = 64
 MAX_LANES: Final = 16
-# Words of one recorded call: [function address, number of arguments, arguments, zeros].
-CALL_STRIDE: Final = MAX_ARGUMENTS + 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +43,6 @@ def _function(name: str, pointers: str, ints: str, more: str = "", last: str = "
         (last, "int"),
     )
     arguments = tuple((argument, kind) for names, kind in runs for argument in names.split())
-    assert len(arguments) <= MAX_ARGUMENTS, f"{name} has {len(arguments)} arguments"
     return Function(name=name, arguments=arguments)
 
 
@@ -81,6 +75,11 @@ FUNCTIONS: Final = MappingProxyType(
             *_typed("f32"),
             _function("rms_norm", "out x weight", "M H", "eps"),
             _function("argmax_rows", "out logits", "M V"),
+            _function(
+                "greedy_verify",
+                "packed target_ids token_ids query_len num_draft_tokens stop_ids max_new_tokens",
+                "rows width num_stop_ids",
+            ),
             _function("run_calls", "program", "n_calls"),
         )
     }
@@ -108,21 +107,10 @@ def load() -> ctypes.CDLL:
 
 @cache
 def address(name: str) -> int:
-    """Address of an exported function, the first word of its recorded calls."""
-    return ctypes.cast(getattr(load(), _checked(name).name), ctypes.c_void_p).value or 0
-
-
-def encode_call(name: str, arguments: Sequence[int]) -> list[int]:
-    """One recorded call of CALL_STRIDE int64 words; ValueError for a wrong number of arguments."""
-    function = _checked(name)
-    if len(arguments) != len(function.arguments):
-        names = ", ".join(argument for argument, _ in function.arguments)
-        raise ValueError(
-            f"{name} was given {len(arguments)} arguments; "
-            f"it takes {len(function.arguments)}: {names}"
-        )
-    padding = [0] * (MAX_ARGUMENTS - len(arguments))
-    return [address(name), len(arguments), *arguments, *padding]
+    """Address of an exported function; ValueError where there is none of this name."""
+    if name not in FUNCTIONS:
+        raise ValueError(f"no kernel named {name!r}; there are: {', '.join(sorted(FUNCTIONS))}")
+    return ctypes.cast(getattr(load(), name), ctypes.c_void_p).value or 0
 
 
 def attention_scratch_floats(
@@ -134,9 +122,3 @@ def attention_scratch_floats(
     """
     chunks = -(-max_context // ATTENTION_CHUNK) + 1
     return num_tokens * num_heads * chunks * (head_dim + 2 * MAX_LANES)
-
-
-def _checked(name: str) -> Function:
-    if name not in FUNCTIONS:
-        raise ValueError(f"no kernel named {name!r}; there are: {', '.join(sorted(FUNCTIONS))}")
-    return FUNCTIONS[name]

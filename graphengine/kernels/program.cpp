@@ -1,43 +1,40 @@
 // run_calls: replays a recorded list of kernel calls without Python between them.
+#include <array>
+#include <utility>
+
 #include "abi.h"
 #include "team.h"
 
 namespace {
 
-constexpr int64_t kStride = 22;  // [function, nargs, up to 20 arguments]
+// The build hands over the encoder's maximum (capture/ops.py), so the format has one owner.
+constexpr int64_t kMaxArgs = MAX_NATIVE_ARGS;
+constexpr int64_t kStride = 2 + kMaxArgs;  // [function, number of arguments, arguments, zeros]
 
-using W = int64_t;
-void invoke(const W* c) {
-  const W* a = c + 2;
-  void* f = reinterpret_cast<void*>(c[0]);
-#define W4 W, W, W, W
-#define A4(i) a[i], a[i + 1], a[i + 2], a[i + 3]
-#define CASE(n, types, ...)                             \
-  case n:                                               \
-    reinterpret_cast<void (*) types>(f)(__VA_ARGS__); \
-    return;
-  switch (c[1]) {
-    CASE(1, (W), a[0])
-    CASE(2, (W, W), a[0], a[1])
-    CASE(3, (W, W, W), a[0], a[1], a[2])
-    CASE(4, (W4), A4(0))
-    CASE(5, (W4, W), A4(0), a[4])
-    CASE(6, (W4, W, W), A4(0), a[4], a[5])
-    CASE(7, (W4, W, W, W), A4(0), a[4], a[5], a[6])
-    CASE(8, (W4, W4), A4(0), A4(4))
-    CASE(9, (W4, W4, W), A4(0), A4(4), a[8])
-    CASE(10, (W4, W4, W, W), A4(0), A4(4), a[8], a[9])
-    CASE(11, (W4, W4, W, W, W), A4(0), A4(4), a[8], a[9], a[10])
-    CASE(12, (W4, W4, W4), A4(0), A4(4), A4(8))
-    CASE(13, (W4, W4, W4, W), A4(0), A4(4), A4(8), a[12])
-    CASE(14, (W4, W4, W4, W, W), A4(0), A4(4), A4(8), a[12], a[13])
-    CASE(15, (W4, W4, W4, W, W, W), A4(0), A4(4), A4(8), a[12], a[13], a[14])
-    CASE(16, (W4, W4, W4, W4), A4(0), A4(4), A4(8), A4(12))
-    CASE(17, (W4, W4, W4, W4, W), A4(0), A4(4), A4(8), A4(12), a[16])
-    CASE(18, (W4, W4, W4, W4, W, W), A4(0), A4(4), A4(8), A4(12), a[16], a[17])
-    CASE(19, (W4, W4, W4, W4, W, W, W), A4(0), A4(4), A4(8), A4(12), a[16], a[17], a[18])
-    CASE(20, (W4, W4, W4, W4, W4), A4(0), A4(4), A4(8), A4(12), A4(16))
-  }
+using Invoke = void (*)(const int64_t* call);
+
+template <size_t>
+using Word = int64_t;
+
+template <size_t... I>
+void invoke_with(const int64_t* call, std::index_sequence<I...>) {
+  reinterpret_cast<void (*)(Word<I>...)>(call[0])(call[2 + I]...);
+}
+
+template <size_t N>
+void invoke_n(const int64_t* call) {
+  invoke_with(call, std::make_index_sequence<N>());
+}
+
+// One entry for each number of arguments, from 0 to the maximum.
+template <size_t... N>
+constexpr std::array<Invoke, sizeof...(N)> invokes(std::index_sequence<N...>) {
+  return {invoke_n<N>...};
+}
+
+void invoke(const int64_t* call) {
+  static constexpr auto kInvokes = invokes(std::make_index_sequence<kMaxArgs + 1>());
+  kInvokes[call[1]](call);
 }
 
 // Kernels that join an open team. Anything else in a program runs on the calling thread, outside.

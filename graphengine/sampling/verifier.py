@@ -1,18 +1,20 @@
 """Greedy verification: which drafts the target confirms, where the block stops, what is emitted.
 
 Owns the rule, twice: `verify_reference`, plain loops that fit on a screen, and `greedy_verify`, the
-same rule over fixed-shape integer tensors, which is compiled and captured. Stops truncate here,
-before anything is committed. Knows nothing of logits, KV or requests.
+same rule over fixed-shape integer tensors, which is captured (`cpu.py` has it as a C++ kernel).
+Stops truncate here, before anything is committed. Knows nothing of logits, KV or requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 Tensor = torch.Tensor
 
+# `greedy_verify` or another form of it, callable in a captured step.
+GreedyVerify = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 NO_STOP = -2  # pads a row of stop ids; no token has this id
 
 

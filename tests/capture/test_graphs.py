@@ -50,7 +50,7 @@ def test_a_shrinking_batch_has_no_stale_rows(kind: Any, debug: bool) -> None:
         views, live = bench.buffers.cell(key), num_reqs * key.query_len
         assert views["x"][live:].eq(0).all()
         assert views["valid"].tolist() == [1] * num_reqs + [0] * (key.num_reqs - num_reqs)
-        manager.replay(key, num_reqs=num_reqs)
+        manager.replay(key, num_reqs=num_reqs, num_tokens=num_reqs * key.query_len)
         got = {name: views[name].clone() for name in ("logits", "ids", "sums")}
         fresh.buffers.clear(("input", "scratch", "output"))
         expected = fresh.eager(key, num_reqs, seed)

@@ -2,15 +2,19 @@
 
 import gc
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from capture.buffers import required_bytes
+from capture.buffers import StaticBuffers
 from capture.checks import CaptureError
 from capture.config import CaptureConfig
-from capture.manager import CaptureManager, check_memory_budget
+from capture.manager import CaptureManager, check_memory_budget, warm_up_cells
+from capture.ops import WORDS_PER_CALL
 from capture.shapes import ShapeKey
 from tests.capture.helpers import (
     SPECS,
@@ -50,7 +54,7 @@ def test_every_batch_of_the_grid_replays_and_equals_eager() -> None:
             seed = num_reqs * 10 + drafts
             expected = bits(bench.eager(key, num_reqs, seed))
             fill_inputs(bench.buffers, key, num_reqs, seed)
-            manager.replay(key, num_reqs=num_reqs)
+            manager.replay(key, num_reqs=num_reqs, num_tokens=num_reqs * key.query_len)
             assert bits(outputs(bench.buffers, key)) == expected
     assert sum(manager.stats.replays.values()) == 24
     assert not manager.stats.eager_fallbacks
@@ -61,15 +65,15 @@ def test_counters() -> None:
     manager, bench = make_manager(CaptureConfig(num_reqs=(1, 4, 8)))
     manager.capture_all()
     assert not manager.stats.replays, "capture counts as replay"
-    for num_reqs, drafts in [(8, 3), (3, 1), (3, 1), (1, 0)]:
+    for num_reqs, drafts, num_tokens in [(8, 3, 32), (3, 1, 6), (3, 1, 4), (1, 0, 1)]:
         key = manager.dispatch(num_reqs, drafts, TIER)
         fill_inputs(bench.buffers, key, num_reqs, 0)
-        manager.replay(key, num_reqs=num_reqs)
+        manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
     manager.count_eager("prefill")
     manager.count_eager("prefill")
     manager.count_eager("proposer ngram")
     assert manager.stats.replays == {"8x4:greedy": 1, "4x2:greedy": 2, "1x1:greedy": 1}
-    assert manager.stats.padding_rows == 2 * (4 - 3) * 2
+    assert manager.stats.padding_rows == (8 - 6) + (8 - 4), "padding request, and ragged tails"
     assert manager.stats.eager_fallbacks == {"prefill": 2, "proposer ngram": 1}
 
 
@@ -78,7 +82,7 @@ def test_the_report_lists_every_cell() -> None:
     manager.capture_all()
     key = manager.dispatch(2, 1, TIER)
     fill_inputs(bench.buffers, key, 2, 0)
-    manager.replay(key, num_reqs=2)
+    manager.replay(key, num_reqs=2, num_tokens=4)
     lines = manager.report().splitlines()
     assert lines[0] == f"graph kind tape, 1 of {len(manager.table)} cells captured"
     cells = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
@@ -99,23 +103,52 @@ def test_lazy_captures_on_first_use_and_keeps_the_inputs(kind: Any) -> None:
         key = manager.dispatch(num_reqs, drafts, TIER)
         expected = bits(bench.eager(key, num_reqs, seed))
         fill_inputs(bench.buffers, key, num_reqs, seed)
-        manager.replay(key, num_reqs=num_reqs)
+        manager.replay(key, num_reqs=num_reqs, num_tokens=num_reqs * key.query_len)
         assert bits(outputs(bench.buffers, key)) == expected
     assert list(manager.stats.seconds) == ["8x4:greedy", "1x1:greedy"]
 
 
-def test_lazy_warms_the_step_up_at_start() -> None:
-    """Guards against compiling the pieces inside the first request."""
-    manager, bench = make_manager(CaptureConfig(lazy=True))
+@pytest.mark.parametrize("lazy", [False, True])
+def test_one_row_and_several_are_warmed_up_before_any_capture(lazy: bool) -> None:
+    """Guards against compiling pieces inside a request, and against a forward for each cell."""
+    warmed: list[int] = []
+    manager, bench = make_manager(CaptureConfig(lazy=lazy))
+    step = bench.step.norm
+
+    def norm(views: Mapping[str, Tensor]) -> None:
+        if len(warmed) < 2:  # a recording of the first cell comes after both
+            assert not manager.stats.seconds
+            warmed.append(len(views["x"]))
+        step(views)
+
+    bench.step.norm = norm  # type: ignore[method-assign]
     manager.capture_all()
-    assert bench.step.calls == 1
+    assert warmed == [1, 2]
+    recordings = 0 if lazy else 4 * len(manager.table)
+    assert bench.step.calls == 2 + recordings
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ([(8, 4), (2, 4), (1, 4), (2, 1), (1, 1)], [(1, 1), (2, 1)]),
+        ([(8, 4), (8, 1)], [(8, 1)]),
+        ([(1, 7), (1, 1)], [(1, 1), (1, 7)]),
+        ([(1, 1)], [(1, 1)]),
+    ],
+)
+def test_warm_up_takes_the_smallest_cells(
+    cells: list[tuple[int, int]], expected: list[tuple[int, int]]
+) -> None:
+    found = warm_up_cells([ShapeKey(*cell, TIER) for cell in cells])
+    assert [(key.num_reqs, key.query_len) for key in found] == expected
 
 
 def test_a_cell_that_was_not_captured_is_no_silent_capture() -> None:
     manager, _ = make_manager()
     key = manager.dispatch(1, 0, TIER)
     with pytest.raises(AssertionError, match=r"cell 1x1:greedy was not captured"):
-        manager.replay(key, num_reqs=1)
+        manager.replay(key, num_reqs=1, num_tokens=1)
 
 
 def test_more_live_requests_than_rows_fail_loudly() -> None:
@@ -123,7 +156,7 @@ def test_more_live_requests_than_rows_fail_loudly() -> None:
     manager.capture_all()
     for num_reqs in (0, 3):
         with pytest.raises(AssertionError, match=f"{num_reqs} live requests in cell 2x1:greedy"):
-            manager.replay(ShapeKey(2, 1, TIER), num_reqs=num_reqs)
+            manager.replay(ShapeKey(2, 1, TIER), num_reqs=num_reqs, num_tokens=1)
 
 
 def test_a_step_that_breaks_the_contract_fails_the_start() -> None:
@@ -154,19 +187,56 @@ def test_a_budget_counts_graphs_too() -> None:
     manager, _ = make_manager(CaptureConfig(memory_budget=need + 1))
     with pytest.raises(ValueError, match=r"graphs \d+ so far; raise it, or lower max_num_seqs"):
         manager.capture_all()
-    lazy, bench = make_manager(CaptureConfig(memory_budget=need + 1, lazy=True))
-    lazy.capture_all()
-    fill_inputs(bench.buffers, ShapeKey(1, 1, TIER), 1, 0)
-    with pytest.raises(ValueError, match=r"graphs \d+ so far"):
-        lazy.replay(ShapeKey(1, 1, TIER), num_reqs=1)
+    assert not manager.stats.num_bytes, "a cell that failed is counted"
     make_manager(CaptureConfig(memory_budget=need + (1 << 20)))[0].capture_all()
+
+
+@pytest.mark.parity
+def test_a_lazy_cell_over_the_budget_runs_uncaptured_and_counted() -> None:
+    """Guards against a refusal, or lost inputs, in the middle of serving; and against silence."""
+    one_cell = 3 * WORDS_PER_CALL * 8
+    need = make_bench().buffers.num_bytes
+    manager, bench = make_manager(CaptureConfig(memory_budget=need + one_cell, lazy=True))
+    manager.capture_all()
+    for seed, num_reqs in enumerate((2, 5, 2, 5, 5)):
+        key = manager.dispatch(num_reqs, 1, TIER)
+        expected = bits(bench.eager(key, num_reqs, seed))
+        fill_inputs(bench.buffers, key, num_reqs, seed)
+        manager.replay(key, num_reqs=num_reqs, num_tokens=2 * num_reqs)
+        assert bits(outputs(bench.buffers, key)) == expected
+    assert manager.stats.num_bytes == {"2x2:greedy": one_cell}
+    assert list(manager.stats.seconds) == ["2x2:greedy"]
+    assert manager.stats.eager_fallbacks == {"capture:memory_budget": 3}
+    assert manager.stats.replays == {"2x2:greedy": 2, "5x2:greedy": 3}
+    assert manager.report().startswith("graph kind tape, 1 of ")
+
+
+def test_a_lazy_capture_that_fails_leaves_the_inputs_and_no_bytes() -> None:
+    """Guards against a batch whose inputs are gone, and figures of a graph that is not there."""
+    bench = make_bench()
+    manager, bench = make_manager(
+        CaptureConfig(lazy=True), fn=lambda views: bench.step(views) or views["valid"].tolist()
+    )
+    key = ShapeKey(2, 1, TIER)
+    fill_inputs(bench.buffers, key, 2, 3)
+    before = bits(bench.buffers.snapshot(("input",)))
+    with pytest.raises(CaptureError, match=r"tolist\(\)"):
+        manager.replay(key, num_reqs=2, num_tokens=2)
+    assert bits(bench.buffers.snapshot(("input",))) == before
+    assert not manager.stats.num_bytes
+    assert not manager.stats.replays
 
 
 def test_the_need_is_known_before_anything_is_allocated() -> None:
     """Guards against finding out by running out: this need is 2^50 bytes and more."""
-    need = required_bytes(
-        SPECS, max_num_reqs=8, max_num_tokens=1 << 50, max_cell_tokens=32, max_query_len=4
-    )
+    need = StaticBuffers(
+        SPECS,
+        max_num_reqs=8,
+        max_num_tokens=1 << 50,
+        max_cell_tokens=32,
+        max_query_len=4,
+        device=torch.device("meta"),
+    ).num_bytes
     with pytest.raises(ValueError, match=f"static buffers need {need} bytes, graphs 0"):
         check_memory_budget(CaptureConfig(memory_budget=1 << 40), need)
     check_memory_budget(CaptureConfig(memory_budget=need), need)
@@ -217,7 +287,7 @@ def test_a_closed_manager_replays_nothing(lazy: bool) -> None:
     manager.capture_all()
     manager.close()
     with pytest.raises(AssertionError, match=r"replayed after close\(\)"):
-        manager.replay(ShapeKey(1, 1, TIER), num_reqs=1)
+        manager.replay(ShapeKey(1, 1, TIER), num_reqs=1, num_tokens=1)
 
 
 # Proposers.
@@ -275,7 +345,7 @@ def test_managers_share_no_graphs() -> None:
         (first, first_bench, expected[0]),
     ]:
         fill_inputs(bench.buffers, key, 2, 1)
-        manager.replay(key, num_reqs=2)
+        manager.replay(key, num_reqs=2, num_tokens=4)
         assert bits(outputs(bench.buffers, key)) == want
     assert first.stats.replays == {"2x2:greedy": 2}
     assert second.stats.replays == {"2x2:greedy": 1}
@@ -290,5 +360,5 @@ def test_closing_one_manager_leaves_the_other() -> None:
     key = ShapeKey(1, 1, TIER)
     expected = bits(bench.eager(key, 1, 0))
     fill_inputs(bench.buffers, key, 1, 0)
-    second.replay(key, num_reqs=1)
+    second.replay(key, num_reqs=1, num_tokens=1)
     assert bits(outputs(bench.buffers, key)) == expected

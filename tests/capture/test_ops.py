@@ -81,7 +81,7 @@ def test_more_arguments_than_the_native_loop_passes_are_refused(num_args: int) -
     address = library.address("argmax_rows")
     with pytest.raises(ValueError, match=f"wide has {num_args} arguments; .* 1 to 20"):
         NativeOp("wide", address, num_args)
-    assert NativeOp("widest", address, MAX_NATIVE_ARGS).num_args == library.MAX_ARGUMENTS
+    assert NativeOp("widest", address, MAX_NATIVE_ARGS).num_args == MAX_NATIVE_ARGS
 
 
 def test_an_op_without_a_body_says_so() -> None:

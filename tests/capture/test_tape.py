@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from capture.ops import NativeOp, PythonOp
+from capture.ops import WORDS_PER_CALL, NativeOp, PythonOp
 from capture.shapes import ShapeKey
-from capture.tape import WORDS_PER_CALL, TapeCall, TapeGraph
+from capture.tape import TapeCall, TapeGraph
 from graphengine.kernels import library
 from tests.capture.helpers import (
     KEY,
@@ -119,16 +119,14 @@ def test_every_mix_of_native_and_python_runs_in_order(bench: Bench, order: str) 
     assert log == [(kind, number) for number, kind in enumerate(order)]
 
 
-def test_words_of_a_program_are_those_of_the_kernel_library(bench: Bench) -> None:
+def test_a_program_holds_each_call_as_its_op_encodes_it(bench: Bench) -> None:
     """Guards the one format that the tape writes and the native loop reads."""
-    assert WORDS_PER_CALL == library.CALL_STRIDE
     graph = bench.tape()
     program = graph._segments[0]
     assert isinstance(program, np.ndarray)
     call: TapeCall = graph.calls[1]
     assert isinstance(call.op, NativeOp)
-    expected = library.encode_call("linear_f32", call.op.words(call.args))
-    assert program[1].tolist() == expected
+    assert program[1].tolist() == call.op.encode(call.args)
     assert graph.num_bytes == 3 * WORDS_PER_CALL * 8
 
 

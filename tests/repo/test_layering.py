@@ -33,6 +33,7 @@ KERNEL_USERS = {
     "graphengine/model_runner.py",
     "graphengine/models/native_ops.py",
     "graphengine/numerics.py",
+    "graphengine/sampling/cpu.py",
     "graphengine/startup.py",
 }
 

@@ -56,6 +56,7 @@ class Harness:
     # (request id, position of the row) -> [vocab] fp32
     logits: dict[tuple[str, int], np.ndarray[Any, Any]] = field(default_factory=dict)
     num_steps: int = 0
+    num_padding_rows: int = 0
     batch_sizes: list[int] = field(default_factory=list)  # requests of each verify
 
     def __post_init__(self) -> None:
@@ -129,6 +130,7 @@ class Harness:
         assert 0 <= stats.num_accepted_tokens <= stats.num_draft_tokens
         assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
         assert sum(stats.replays.values()) == stats.num_steps
+        assert stats.padding_rows == self.num_padding_rows
         for request in self.engine.scheduler.running:
             state, row = self.engine.state, request.row
             assert state.num_tokens[row] == request.num_tokens
@@ -191,9 +193,13 @@ class Harness:
                 assert place not in self.logits, f"{place} verified twice"
                 self.logits[place] = logits[index, offset].copy()
 
-    def _spy_replay(self, key: ShapeKey, *, num_reqs: int) -> None:
+    def _spy_replay(self, key: ShapeKey, *, num_reqs: int, num_tokens: int) -> None:
         self.check_padding(key, num_reqs)
-        self._replay(key, num_reqs=num_reqs)
+        # What carries no token writes to slot 0, which no request owns.
+        slots = self.engine.runner.buffers.cell(key)["slot_mapping"]
+        num_padding = int((slots == 0).sum())
+        self._replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
+        self.num_padding_rows += num_padding
 
     def check_padding(self, key: ShapeKey, num_reqs: int) -> None:
         """Input buffers of a cell, just before its replay: padding holds the declared fill."""

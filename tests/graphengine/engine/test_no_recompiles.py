@@ -93,7 +93,7 @@ def test_nothing_happens_after_start(
     )
     engine = setup.start(checkpoints.get(), Echo())
     started = engine.stats()
-    assert started.compile_events > 0
+    assert (started.compile_events > 0) == (compile_mode == "inductor")
     run_everything(engine, "first")
     after_first = resident_bytes()
     run_everything(engine, "second")

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from capture.ops import MAX_NATIVE_ARGS, NativeOp
 from graphengine.kernels import build as build_module
 from graphengine.kernels.build import build
-from graphengine.kernels.library import CALL_STRIDE, FUNCTIONS, address, encode_call
+from graphengine.kernels.library import FUNCTIONS, address
+from graphengine.kernels.ops import native_op
 from tests.graphengine.kernels.calls import Kernels, empty, eps, threads, words
 
 STUB = 'extern "C" __attribute__((visibility("default"))) long answer() { return 42; }\n'
@@ -108,13 +110,27 @@ def test_table_matches_the_header() -> None:
 
 def test_calls_are_checked() -> None:
     """A recorded call with a missing argument must fail at record time."""
-    with pytest.raises(ValueError, match="rms_norm was given 2 arguments; it takes 6: out, x"):
-        encode_call("rms_norm", [1, 2])
+    with pytest.raises(TypeError, match="rms_norm takes 6 arguments, got 2"):
+        native_op("rms_norm").encode((1, 2))
     with pytest.raises(ValueError, match="no kernel named 'nope'"):
-        encode_call("nope", [])
-    call = encode_call("rms_norm", [1, 2, 3, 4, 5, 6])
+        native_op("nope")
+    call = native_op("rms_norm").encode((1, 2, 3, 4, 5, 6))
     assert call == [address("rms_norm"), 6, 1, 2, 3, 4, 5, 6, *[0] * 14]
-    assert len(call) == CALL_STRIDE
+
+
+@pytest.mark.parametrize("num_args", range(1, MAX_NATIVE_ARGS + 1))
+def test_the_loop_passes_every_number_of_arguments(native: Kernels, num_args: int) -> None:
+    """Guards against a stride or a maximum of the native loop that is not the encoder's."""
+    signature = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * num_args)
+    seen: list[tuple[int, ...]] = []
+    callback = signature(lambda *arguments: seen.append(arguments))
+    address_of = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address_of is not None
+    op = NativeOp("callback", address_of, num_args)
+    calls = [tuple(range(start, start + num_args)) for start in (1, 100, -50)]
+    program = torch.tensor([op.encode(arguments) for arguments in calls])
+    native.call("run_calls", program, len(calls))
+    assert seen == calls
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -142,9 +158,8 @@ def test_replay_gives_the_bits_of_the_calls(native: Kernels, count: int) -> None
     with threads(count):
         for name, arguments in calls(*called):
             getattr(native.library, name)(*arguments)
-        program = [word for name, args in calls(*replayed) for word in encode_call(name, args)]
-        recorded = torch.tensor(program, dtype=torch.int64)
-        native.call("run_calls", recorded, len(program) // CALL_STRIDE)
+        program = [native_op(name).encode(tuple(args)) for name, args in calls(*replayed)]
+        native.call("run_calls", torch.tensor(program), len(program))
     for a, b in zip(called, replayed, strict=True):
         assert torch.equal(a, b)
 
