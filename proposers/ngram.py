@@ -24,6 +24,7 @@ from proposers.info import (
 )
 
 _LARGEST_NGRAM_SIZE = 64
+_SHORT_DRAFT = 3  # tokens that any match may draft: verifying them costs next to nothing
 _TOKEN_BYTES = np.dtype(np.int32).itemsize
 
 
@@ -48,14 +49,14 @@ INFO = ProposerInfo(
         ),
         OptionInfo(
             name="min_ngram_size",
-            default=2,
+            default=1,
             doc="shortest suffix that may draft, tokens",
             rule=integers(1, _LARGEST_NGRAM_SIZE),
         ),
         OptionInfo(
             name="limit_by_match",
             default=True,
-            doc="draft at most 2 * match - 1 tokens from a match below max_ngram_size",
+            doc="draft at most max(3, 2 * match - 1) tokens from a match below max_ngram_size",
             rule=BOOLEAN,
         ),
     ),
@@ -140,7 +141,7 @@ class NgramProposer(HostProposer):
     name = INFO.name
 
     def __init__(
-        self, *, min_ngram_size: int = 2, max_ngram_size: int = 5, limit_by_match: bool = True
+        self, *, min_ngram_size: int = 1, max_ngram_size: int = 5, limit_by_match: bool = True
     ) -> None:
         assert 1 <= min_ngram_size <= max_ngram_size, "n-gram sizes are 1 <= min <= max"
         self._min_size = min_ngram_size
@@ -171,9 +172,11 @@ class NgramProposer(HostProposer):
     def _num_draft_tokens(self, size: int, allowance: int) -> int:
         """How many drafts a match of this size deserves; 0 for no match."""
         # A match of the largest size may be longer than was looked for, so it is trusted fully.
-        if size == self._max_size or (size and not self._limit_by_match):
+        if size == 0:
+            return 0
+        if size == self._max_size or not self._limit_by_match:
             return allowance
-        return min(allowance, max(0, 2 * size - 1))
+        return min(allowance, max(_SHORT_DRAFT, 2 * size - 1))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Free the indexes of these requests."""

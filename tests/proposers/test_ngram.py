@@ -37,7 +37,7 @@ def brute_force(
     for size in range(min(max_size, len(known) - 1), min_size - 1, -1):
         for start in range(len(known) - 1, size - 1, -1):
             if known[start - size : start] == known[len(known) - size :]:
-                length = min(k, 2 * size - 1) if limit and size < max_size else k
+                length = min(k, max(3, 2 * size - 1)) if limit and size < max_size else k
                 for offset in range(length):
                     known.append(known[start + offset])
                 return known[len(history) :]
@@ -85,7 +85,8 @@ def test_sizes_choose_the_match(min_size: int, max_size: int, draft: str) -> Non
 @pytest.mark.parametrize(
     ("history", "draft"),
     [
-        ("abcdefghijkyab", "cde"),  # 2 tokens match: 3 drafts
+        ("abcdefghijkya", "bcd"),  # 1 token matches: 3 drafts
+        ("abcdefghijkyab", "cde"),  # 2: 3
         ("abcdefghijkyabc", "defgh"),  # 3: 5
         ("abcdefghijkyabcd", "efghijk"),  # 4: 7
         ("abcdefghijkyabcde", "fghijkyab"),  # 5, the largest size: no limit
@@ -96,7 +97,7 @@ def test_short_matches_draft_less(history: str, draft: str) -> None:
     """Guards against wasted rows on weak matches, or a limit that also cuts strong ones."""
     assert drafted(NgramProposer(), tokens(history), k=9) == tokens(draft)
     assert drafted(NgramProposer(), tokens(history), k=2) == tokens(draft)[:2]
-    assert len(drafted(full(), tokens(history), k=9)) == 9
+    assert len(drafted(full(1, 5), tokens(history), k=9)) == 9
 
 
 @pytest.mark.parametrize("max_size", [1, 2, 3])
@@ -232,4 +233,4 @@ def test_options_reach_the_proposer() -> None:
     assert drafted(built, history) == tokens("cdefgh")
     default = registry.create("ngram", {}, TinyRuntime())
     assert isinstance(default, NgramProposer)
-    assert drafted(default, history) == []
+    assert drafted(default, history) == tokens("cde")
