@@ -56,7 +56,6 @@ static ALWAYS_INLINE vf vpow2(vf shifted) {
   __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
   return _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3F800000)));
 }
-static ALWAYS_INLINE bool vany_eq(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) != 0; }
 static ALWAYS_INLINE __m256 fold_half(vf v) {
   __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
   return _mm256_add_ps(_mm512_castps512_ps256(v), high);
@@ -85,9 +84,6 @@ static ALWAYS_INLINE vf vzero_below(vf x, vf bound, vf v) {
 static ALWAYS_INLINE vf vpow2(vf shifted) {
   __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(n, _mm256_set1_epi32(0x3F800000)));
-}
-static ALWAYS_INLINE bool vany_eq(vf a, vf b) {
-  return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) != 0;
 }
 static ALWAYS_INLINE __m256 fold_half(vf v) { return v; }
 #else
@@ -123,10 +119,6 @@ static ALWAYS_INLINE vf vpow2(vf shifted) {
   bits = (bits << 23) + 0x3F800000;
   std::memcpy(&shifted, &bits, 16);
   return shifted;
-}
-static ALWAYS_INLINE bool vany_eq(vf a, vf b) {
-  vi e = a == b;
-  return (e[0] | e[1] | e[2] | e[3]) != 0;
 }
 static ALWAYS_INLINE float vsum(vf v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 #endif
