@@ -149,7 +149,11 @@ class CacheConfig:
             but no more than `max_num_seqs` full contexts need.
         max_bytes: size of the cache in bytes where `num_blocks` is None.
         enable_prefix_caching: reuse the KV of prompts seen before.
-        enable_chunked_prefill: split prompts over steps.
+        enable_chunked_prefill: split prompts over steps. Without it all of a prompt that is not
+            cached runs in the step that admits the request, as does a recompute after preemption;
+            it waits for that, and drafts of others yield to it. `max_num_batched_tokens` must then
+            be at least `max_model_len`, as its default is. Inside a step prompts run in forwards of
+            up to 256 rows either way.
     """
 
     block_size: int = 16

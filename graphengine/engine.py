@@ -271,7 +271,9 @@ class Engine:
         inputs = ProposeInputs(
             request_ids=[slot.request.request_id for slot in plan.decodes],
             token_ids=[self.state.history(slot.request) for slot in plan.decodes],
-            num_draft_tokens=np.array([slot.max_drafts for slot in plan.decodes], dtype=np.int32),
+            num_draft_tokens=np.array(
+                [slot.max_draft_tokens for slot in plan.decodes], dtype=np.int32
+            ),
             k=plan.k,
         )
         draft = self.proposer.propose(inputs)
@@ -296,9 +298,9 @@ class Engine:
         sampled = []
         for position, index in enumerate(alive):
             count, *token_ids = packed[position].tolist()
-            emitted, num_drafts = token_ids[:count], int(lengths[position])
-            accepted = _num_confirmed(emitted, drafts[position, :num_drafts].tolist())
-            sampled.append(Sampled(decodes[index], emitted, num_drafts, accepted))
+            emitted, num_draft_tokens = token_ids[:count], int(lengths[position])
+            accepted = _num_confirmed(emitted, drafts[position, :num_draft_tokens].tolist())
+            sampled.append(Sampled(decodes[index], emitted, num_draft_tokens, accepted))
         return sampled
 
     def _commit(self, sampled: Sequence[Sampled]) -> None:

@@ -126,7 +126,10 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
 def _resolve_batched_tokens(config: EngineConfig, max_model_len: int, max_draft_tokens: int) -> int:
     """Rows a step: the user's number if it can work, else a default that can."""
     rows_of_decode = config.max_num_seqs * (max_draft_tokens + 1)
-    whole_prompt = 0 if config.cache.enable_chunked_prefill else max_model_len
+    # Unchunked, the longest prompt must fit one step, here beside everybody else's row.
+    whole_prompt = max_model_len + config.max_num_seqs
+    if config.cache.enable_chunked_prefill:
+        whole_prompt = 0
     batched = config.max_num_batched_tokens
     if batched is None:
         return max(DEFAULT_BATCHED_TOKENS, rows_of_decode, whole_prompt)

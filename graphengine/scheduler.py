@@ -70,7 +70,7 @@ class DecodeSlot:
     """A decode-ready request and the drafts that it may carry this step, in [0, k]."""
 
     request: Request
-    max_drafts: int
+    max_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,6 @@ class StepPlan:
     chunks: list[PrefillChunk] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)  # got a state row this step
     preempted: list[Request] = field(default_factory=list)  # lost row and blocks this step
-
-    @property
-    def num_batched_tokens(self) -> int:
-        """Rows counted against the budget; padding of requests is not."""
-        rows = len(self.decodes) * (self.k + 1)
-        return rows + sum(chunk.num_tokens for chunk in self.chunks)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.decodes and not self.chunks
 
 
 class Scheduler:
@@ -197,7 +187,7 @@ class Scheduler:
             draft_ladder: draft lengths that may be used this step, ascending, 0 first.
 
         Returns:
-            A plan that is empty only where no request is unfinished.
+            A plan that has neither decodes nor chunks only where no request is unfinished.
         """
         ladder = list(draft_ladder)
         assert ladder[:1] == [0], f"draft ladder {ladder} must start with 0"
@@ -212,7 +202,9 @@ class Scheduler:
         plan.k = self._widest_cell(ladder, decodes)
         self._plan_chunks(plan, self.config.max_num_batched_tokens - len(decodes) * (plan.k + 1))
         self._plan_drafts(plan, decodes)
-        plan.k = _smallest_cell(ladder, max((slot.max_drafts for slot in plan.decodes), default=0))
+        plan.k = _smallest_cell(
+            ladder, max((slot.max_draft_tokens for slot in plan.decodes), default=0)
+        )
         return plan
 
     def _refuse_unservable(self, request: Request) -> None:
@@ -360,10 +352,10 @@ class Scheduler:
                 request = slot.request
                 slack = request.block_table.capacity(size) - request.num_tokens
                 target = min(plan.k, slack if extra == 0 else slack + size)
-                before = slot.max_drafts
-                slot.max_drafts = self.kv.reserve_speculative(request, target)
+                before = slot.max_draft_tokens
+                slot.max_draft_tokens = self.kv.reserve_speculative(request, target)
                 most = min(plan.k, request.max_draft_tokens)
-                if slot.max_drafts < most and (extra == 0 or slot.max_drafts > before):
+                if slot.max_draft_tokens < most and (extra == 0 or slot.max_draft_tokens > before):
                     still_hungry.append(slot)
             hungry, extra = still_hungry, extra + 1
 
@@ -373,6 +365,6 @@ def _arrival(request: Request) -> int:
     return request.arrival
 
 
-def _smallest_cell(ladder: list[int], num_drafts: int) -> int:
-    """Smallest draft length of the ladder that holds `num_drafts`, or the largest there is."""
-    return next((k for k in ladder if k >= num_drafts), ladder[-1])
+def _smallest_cell(ladder: list[int], num_draft_tokens: int) -> int:
+    """Smallest draft length of the ladder that is at least that, or the largest there is."""
+    return next((k for k in ladder if k >= num_draft_tokens), ladder[-1])

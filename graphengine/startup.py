@@ -74,6 +74,12 @@ def start(
         resolved = resolve(opened.config, config)
         planned = make_buffers(resolved.model, resolved.sizes, torch.device("meta"))
         check_memory_budget(config.capture, planned.num_bytes)
+        kv_cache.check_memory(
+            resolved.model,
+            resolved.dtype,
+            num_blocks=resolved.num_blocks,
+            block_size=resolved.sizes.block_size,
+        )
     with times.phase("kernels"):
         library.load()
     with times.phase("weights"):

@@ -50,7 +50,6 @@ def write_decode(
         num_draft_tokens: [num_reqs].
     """
     num_reqs, query_len = len(rows), key.query_len
-    num_drafts = query_len - 1
     base = state.num_tokens[rows] - 1  # position of the last known token
     offsets = np.arange(query_len, dtype=np.int32)
     live = offsets <= num_draft_tokens[:, None]  # [num_reqs, query_len]
@@ -58,7 +57,7 @@ def write_decode(
 
     tokens = np.zeros((num_reqs, query_len), dtype=np.int32)
     tokens[:, 0] = state.token_ids[rows, base]
-    width = min(num_drafts, draft_token_ids.shape[1])
+    width = min(query_len - 1, draft_token_ids.shape[1])
     tokens[:, 1 : 1 + width] = draft_token_ids[:, :width]
     tokens[~live] = 0
 

@@ -6,9 +6,6 @@ and lifetimes are the pool's, sizes the manager's.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 class BlockTable:
     """Logical block index -> physical block id, for one request."""
@@ -33,13 +30,3 @@ class BlockTable:
         dropped = self.block_ids[num_blocks:]
         del self.block_ids[num_blocks:]
         return dropped
-
-    def slots(self, start: int, stop: int, block_size: int) -> NDArray[np.int64]:
-        """Physical slots of the token positions [start, stop), int64 `[stop - start]`."""
-        assert 0 <= start <= stop <= self.capacity(block_size), (
-            f"positions [{start}, {stop}) are outside a table of {len(self.block_ids)} blocks "
-            f"of {block_size}"
-        )
-        positions = np.arange(start, stop, dtype=np.int64)
-        blocks = np.asarray(self.block_ids, dtype=np.int64)
-        return blocks[positions // block_size] * block_size + positions % block_size

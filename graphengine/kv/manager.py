@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from graphengine.kv.block_pool import BlockPool
 from graphengine.kv.prefix_cache import PrefixCache
 from graphengine.request import Request
@@ -161,10 +158,6 @@ class KVManager:
         self.pool.free(request.block_table.truncate(0))
         request.kv_len = 0
         request.num_reserved_rows = 0
-
-    def slots(self, request: Request, start: int, stop: int) -> NDArray[np.int64]:
-        """Physical slots of positions [start, stop), int64 `[stop - start]`."""
-        return request.block_table.slots(start, stop, self.block_size)
 
     def _grow(self, request: Request, num_rows: int) -> int:
         """Extends the table towards `kv_len + num_rows`; returns the rows that have room."""

@@ -23,6 +23,7 @@ from graphengine.request import Request
 from graphengine.resolve import GREEDY
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk
+from tests.graphengine.kv.build import slots
 
 MAX_STEPS = 2000
 
@@ -167,17 +168,17 @@ class Harness:
     def _spy_prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         for chunk in chunks:
             end = chunk.start + chunk.num_tokens
-            self._written.update(self.engine.kv.slots(chunk.request, chunk.start, end).tolist())
+            self._written.update(slots(self.engine.kv, chunk.request, chunk.start, end))
         self._prefill(chunks)
 
     def _spy_verify(self, rows: Any, drafts: Any, lengths: Any) -> Any:
         by_row = {request.row: request for request in self.engine.scheduler.running}
         batch = [by_row[row] for row in rows.tolist()]
         self.batch_sizes.append(len(batch))
-        for request, num_drafts in zip(batch, lengths.tolist(), strict=True):
-            start, stop = request.kv_len, request.kv_len + 1 + num_drafts
+        for request, num_draft_tokens in zip(batch, lengths.tolist(), strict=True):
+            start, stop = request.kv_len, request.kv_len + 1 + num_draft_tokens
             assert stop < self.engine.resolved.sizes.max_model_len, "a row at the context limit"
-            self._written.update(self.engine.kv.slots(request, start, stop).tolist())
+            self._written.update(slots(self.engine.kv, request, start, stop))
         packed = self._verify(rows, drafts, lengths)
         if self.keep_logits:
             self._remember_logits(batch, packed, int(lengths.max(initial=0)))

@@ -81,6 +81,10 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"cache": CacheConfig(max_bytes=1000)},
         "max_bytes=1000.*raise max_bytes",
     ),
+    "pool-above-memory": (
+        lambda: {"cache": CacheConfig(num_blocks=1 << 24, block_size=256)},
+        r"num_blocks=16777216 \(\d{13} bytes\) cannot be allocated; lower CacheConfig.num_blocks",
+    ),
     "unchunked-budget": (
         lambda: {
             "max_num_batched_tokens": 16,

@@ -18,6 +18,7 @@ from graphengine.scheduler import StepPlan
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup, scripted
+from tests.graphengine.scheduler.simulation import num_batched_tokens
 
 PARAMS = SamplingParams(max_tokens=14, ignore_eos=True)
 
@@ -111,8 +112,8 @@ def watch_plans(harness: Harness) -> list[tuple[int, Slots]]:
 
     def watched(ladder: Sequence[int]) -> StepPlan:
         plan = schedule(ladder)
-        slots = [(slot.max_drafts, slot.request.max_draft_tokens) for slot in plan.decodes]
-        seen.append((plan.num_batched_tokens, slots))
+        slots = [(slot.max_draft_tokens, slot.request.max_draft_tokens) for slot in plan.decodes]
+        seen.append((num_batched_tokens(plan), slots))
         return plan
 
     harness.engine.scheduler.schedule = watched  # type: ignore[method-assign]

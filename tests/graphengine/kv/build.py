@@ -18,3 +18,10 @@ def prefill(kv: KVManager, request: Request, row: int = 0) -> Request:
         kv.advance_prefill(request, request.num_prefill_tokens)
     request.status = RequestStatus.DECODE
     return request
+
+
+def slots(kv: KVManager, request: Request, start: int, stop: int) -> list[int]:
+    """Physical slots of positions [start, stop) of a request."""
+    table, size = request.block_table, kv.block_size
+    assert 0 <= start <= stop <= table.capacity(size), f"[{start}, {stop}) is not in the table"
+    return [table.block_ids[p // size] * size + p % size for p in range(start, stop)]

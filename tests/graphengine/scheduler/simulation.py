@@ -21,6 +21,7 @@ from graphengine.kv.manager import KVManager
 from graphengine.request import Request, RequestStatus
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import DecodeSlot, Scheduler, SchedulerConfig, StepPlan
+from tests.graphengine.kv.build import slots
 
 VOCAB = 97
 EOS = 5
@@ -93,6 +94,12 @@ def make_scheduler(
     return Scheduler(config, kv)
 
 
+def num_batched_tokens(plan: StepPlan) -> int:
+    """Rows counted against the budget; padding of requests is not."""
+    rows = len(plan.decodes) * (plan.k + 1)
+    return rows + sum(chunk.num_tokens for chunk in plan.chunks)
+
+
 @dataclass
 class Simulation:
     """Runs steps of one scheduler and checks every promise that the plan makes."""
@@ -157,10 +164,10 @@ class Simulation:
     def check_plan(self, plan: StepPlan) -> None:
         scheduler, config = self.scheduler, self.scheduler.config
         size = scheduler.kv.block_size
-        assert not plan.is_empty, "a step without work, with requests unfinished"
-        assert plan.num_batched_tokens <= config.max_num_batched_tokens
+        assert plan.decodes or plan.chunks, "a step without work, with requests unfinished"
+        assert num_batched_tokens(plan) <= config.max_num_batched_tokens
         assert len(scheduler.running) <= config.max_num_seqs
-        longest = max((slot.max_drafts for slot in plan.decodes), default=0)
+        longest = max((slot.max_draft_tokens for slot in plan.decodes), default=0)
         assert plan.k == min(k for k in self.ladder if k >= longest), "a cell wider than needed"
         rows = [r.row for r in scheduler.running]
         assert all(row is not None and 0 <= row < config.max_num_seqs for row in rows)
@@ -170,9 +177,11 @@ class Simulation:
             r = slot.request
             assert r.status is RequestStatus.DECODE
             assert r.row is not None
-            assert 0 <= slot.max_drafts <= plan.k
-            assert r.num_tokens + slot.max_drafts + 1 <= r.limit, "the bonus has no place"
-            assert len(r.block_table) * size >= r.num_tokens + slot.max_drafts, "no lookahead slot"
+            assert 0 <= slot.max_draft_tokens <= plan.k
+            assert r.num_tokens + slot.max_draft_tokens + 1 <= r.limit, "the bonus has no place"
+            assert len(r.block_table) * size >= r.num_tokens + slot.max_draft_tokens, (
+                "no lookahead slot"
+            )
         for chunk in plan.chunks:
             r = chunk.request
             assert r.status is RequestStatus.PREFILL
@@ -192,11 +201,13 @@ class Simulation:
 
     def propose(self, slot: DecodeSlot) -> list[int]:
         """Right up to `accept` tokens, then wrong ones."""
-        num_drafts = self.random.randint(0, slot.max_drafts) if self.ragged else slot.max_drafts
-        right = self.random.randint(0, num_drafts) if self.accept is None else self.accept
+        num_draft_tokens = (
+            self.random.randint(0, slot.max_draft_tokens) if self.ragged else slot.max_draft_tokens
+        )
+        right = self.random.randint(0, num_draft_tokens) if self.accept is None else self.accept
         state = prefix_states(slot.request.token_ids)[-1]
         drafts: list[int] = []
-        for index in range(num_drafts):
+        for index in range(num_draft_tokens):
             drafts.append(answer(state) if index < right else (answer(state) + 1) % VOCAB)
             state = mix(state, drafts[-1])
         return drafts
@@ -227,16 +238,16 @@ class Simulation:
             self.scheduler.finish(request, reason)
 
     def write(self, request: Request, tokens: Sequence[int], start: int, num_rows: int) -> None:
-        slots = self.scheduler.kv.slots(request, start, start + num_rows)
+        places = slots(self.scheduler.kv, request, start, start + num_rows)
         states = prefix_states(tokens)
-        for position, slot in zip(range(start, start + num_rows), slots.tolist(), strict=True):
+        for position, slot in zip(range(start, start + num_rows), places, strict=True):
             assert slot >= self.scheduler.kv.block_size, "a live row in the null block"
             assert position < request.limit - 1, "a row past the limit"
             self.cache[slot] = states[position]
 
     def check_cache(self, request: Request, num_rows: int) -> None:
         states = prefix_states(request.token_ids)
-        for position, slot in enumerate(self.scheduler.kv.slots(request, 0, num_rows).tolist()):
+        for position, slot in enumerate(slots(self.scheduler.kv, request, 0, num_rows)):
             assert self.cache[slot] == states[position], (
                 f"{request} reads somebody else's KV at position {position}"
             )

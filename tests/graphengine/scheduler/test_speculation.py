@@ -7,6 +7,7 @@ from tests.graphengine.scheduler.simulation import (
     Simulation,
     make_request,
     make_scheduler,
+    num_batched_tokens,
 )
 
 
@@ -23,7 +24,7 @@ def test_decodes_count_k_plus_one_against_the_budget_beside_chunks() -> None:
     assert [slot.request for slot in plan.decodes] == small
     assert plan.k == 1  # half of the budget is left to the prompt
     assert sum(c.num_tokens for c in plan.chunks) == 8
-    assert plan.num_batched_tokens == 16
+    assert num_batched_tokens(plan) == 16
     for _ in range(13):  # 99 tokens at 8 a step, and the first answer
         sim.step()
     assert long.num_output_tokens > 0, "the prompt was starved by drafts"
@@ -40,7 +41,7 @@ def test_a_short_prompt_costs_drafts_only_what_it_needs() -> None:
     assert sim.step().k == 6
     sim.add(make_request("short", range(5), 50))
     plan = sim.step()
-    assert (plan.k, plan.num_batched_tokens) == (3, 12)
+    assert (plan.k, num_batched_tokens(plan)) == (3, 12)
     sim.drain()
 
 
@@ -73,7 +74,7 @@ def test_scarce_blocks_are_shared_among_drafting_requests() -> None:
         sim.add(make_request(str(i), [i], 16))
     plan = sim.step()
     # One block each for the row, of which three slots are left, and four blocks among three.
-    assert [slot.max_drafts for slot in plan.decodes] == [8, 7, 7]
+    assert [slot.max_draft_tokens for slot in plan.decodes] == [8, 7, 7]
     assert plan.k == 8
 
 
@@ -84,8 +85,8 @@ def test_the_cell_is_no_wider_than_the_longest_draft() -> None:
     sim.add(make_request("b", [2], 2))
     plan = sim.schedule()
     assert plan.k == 3
-    assert [slot.max_drafts for slot in plan.decodes] == [3, 1]
-    assert plan.num_batched_tokens == 8
+    assert [slot.max_draft_tokens for slot in plan.decodes] == [3, 1]
+    assert num_batched_tokens(plan) == 8
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 4, 5, 6, 10, 11])
