@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from graphengine import LLM, CacheConfig, CaptureConfig, SamplingParams, SpeculativeConfig
-from graphengine.bench.environment import command_line, describe
+from graphengine.bench.environment import command_line, commit, describe
 from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.workloads import Prompt, load_workloads
 
@@ -35,6 +35,7 @@ LEVELS: dict[str, tuple[Any, ...]] = {
     "chunked_prefill": (True, False),
     "prefix_caching": (True, False),
 }
+PROPOSER = "ngram"
 CHUNK_BUDGET = 128  # max_num_batched_tokens of cells with chunked prefill, so that prompts split
 
 
@@ -55,7 +56,7 @@ class Cell:
             max_num_seqs=self.max_num_seqs,
             max_model_len=2048,
             max_num_batched_tokens=CHUNK_BUDGET if self.chunked_prefill else None,
-            speculative=SpeculativeConfig("ngram", max_draft_tokens=self.max_draft_tokens),
+            speculative=SpeculativeConfig(PROPOSER, max_draft_tokens=self.max_draft_tokens),
             capture=CaptureConfig(graph=self.graph),  # type: ignore[arg-type]
             cache=CacheConfig(
                 enable_prefix_caching=self.prefix_caching,
@@ -186,6 +187,7 @@ def summarise(cell: Cell, result: dict[str, Any], reference: Sequence[list[int]]
     figures = ("seconds", "tokens_per_second", "num_draft_tokens", "num_accepted_tokens")
     return {
         "cell": asdict(cell),
+        "commit": commit(),
         "differing_off": compare(reference, off["streams"]),
         "differing_on": compare(reference, on["streams"]),
         "num_tokens": sum(map(len, on["streams"])),
@@ -269,6 +271,7 @@ def _resume(args: argparse.Namespace, cells: Sequence[Cell], prompts: Sequence[P
         "max_tokens": args.max_tokens,
         "num_prompts": len(prompts),
         "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16],
+        "proposer": [list(option) for option in SpeculativeConfig(PROPOSER).options],
     }
     if args.out.is_file():
         report = json.loads(args.out.read_text(encoding="utf-8"))

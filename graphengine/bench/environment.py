@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ def describe(command: list[str]) -> dict[str, Any]:
     """Machine, versions and command, ready for JSON."""
     return {
         "command": command,
+        "commit": commit(),
         "machine": {
             "cpu": cpu_model(),
             "cores": os.cpu_count(),
@@ -58,6 +61,7 @@ def describe_engine(engine: Engine) -> dict[str, Any]:
         "max_model_len": resolved.sizes.max_model_len,
         "draft_lengths": list(resolved.table.draft_lengths),
         "num_cells": len(resolved.table),
+        "speculative": None if resolved.speculative is None else asdict(resolved.speculative),
         "start_seconds": dict(engine.start_times.seconds),
     }
 
@@ -80,6 +84,18 @@ def without_folder(text: str) -> str:
         return text
     inside = path.is_relative_to(Path.cwd())
     return str(path.relative_to(Path.cwd())) if inside else path.name
+
+
+def commit() -> str | None:
+    """Commit of the source tree that runs, `-dirty` behind it where files are changed."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, encoding="utf-8", check=False
+        )
+    except FileNotFoundError:
+        return None
+    return found.stdout.strip() or None
 
 
 def cpu_model() -> str | None:
