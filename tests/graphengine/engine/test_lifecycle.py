@@ -103,11 +103,15 @@ def test_closing_twice_and_use_after(checkpoints: Checkpoints) -> None:
         engine.step,
         engine.stats,
         engine.capture_report,
+        engine.reset_prefix_cache,
         lambda: engine.add_request("b", [1, 2]),
+        lambda: engine.abort("a"),
+        lambda: engine.discard(["a"]),
     ]
     for use in uses:
         with pytest.raises(RuntimeError, match="closed"):
             use()
+    assert not engine.has_unfinished_requests()
 
 
 @pytest.mark.parametrize("graph", ["tape", "compiled", "eager"])
