@@ -5,10 +5,9 @@ Owns sizes and allocation. Who uses which block is the block pool's business.
 
 from __future__ import annotations
 
-import os
-
 import torch
 
+from capture.buffers import machine_memory
 from graphengine.config import CacheConfig
 from graphengine.models.config import ModelConfig
 
@@ -59,7 +58,7 @@ def check_memory(
         ValueError: the cache is larger.
     """
     size = num_blocks * block_bytes(model, dtype, block_size)
-    if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+    if size > machine_memory():
         raise _too_large(num_blocks, size)
 
 
