@@ -9,6 +9,7 @@ recorder sees the calls; knows nothing of what the ops compute.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,14 +27,21 @@ class Recorder(Protocol):
         """Called instead of running the op."""
 
 
-_recorder: Recorder | None = None
+class _Recording(threading.local):
+    """A thread's own: an engine that is captured in one thread must not swallow the calls of an
+    engine that serves in another.
+    """
+
+    recorder: Recorder | None = None
+
+
+_recording = _Recording()
 
 
 def set_recorder(recorder: Recorder | None) -> None:
-    """Install (or remove) the one recorder that sees every op call of this process."""
-    global _recorder
-    assert recorder is None or _recorder is None, "another recording is in progress"
-    _recorder = recorder
+    """Install (or remove) the one recorder that sees every op call of this thread."""
+    assert recorder is None or _recording.recorder is None, "another recording is in progress"
+    _recording.recorder = recorder
 
 
 class Op:
@@ -45,8 +53,9 @@ class Op:
         self.name = name
 
     def __call__(self, *args: Arg) -> None:
-        if _recorder is not None:
-            _recorder.record(self, args)
+        recorder = _recording.recorder
+        if recorder is not None:
+            recorder.record(self, args)
             return
         self.run(*args)
 

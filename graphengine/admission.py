@@ -6,7 +6,7 @@ trace; what depends on the pool and on other requests is checked by the schedule
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from graphengine.models.tokenizer import Tokenizer
 from graphengine.request import Request
@@ -32,9 +32,13 @@ def make_request(
         cache_salt: see `Request`.
 
     Raises:
-        ValueError: an empty prompt or salt, text without a tokenizer, an id outside the vocabulary,
-            or too many stop ids.
+        ValueError: an argument of another kind, an empty prompt or salt, text without a tokenizer,
+            an id outside the vocabulary, or too many stop ids.
     """
+    if not isinstance(request_id, str):
+        raise ValueError(f"request_id={request_id!r}: expected a string")
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"request {request_id!r}: params={params!r}: expected SamplingParams")
     request = Request(
         request_id,
         _token_ids(request_id, prompt, tokenizer),
@@ -58,6 +62,13 @@ def _token_ids(
     request_id: str, prompt: str | Sequence[int], tokenizer: Tokenizer | None
 ) -> Sequence[int]:
     if not isinstance(prompt, str):
+        # Iterating over these gives integers too, but none that was meant as a token id in order.
+        unordered = isinstance(prompt, bytes | bytearray | Mapping | Set)
+        if unordered or not isinstance(prompt, Iterable):
+            raise ValueError(
+                f"request {request_id!r}: the prompt is of type {type(prompt).__name__}; give text "
+                "or a list of token ids"
+            )
         return prompt
     if tokenizer is None:
         raise ValueError(

@@ -165,12 +165,9 @@ class Engine:
         Its last output comes with the next step. Raises RuntimeError where the engine is closed.
         """
         self._check_open()
-        request = self.scheduler.abort(request_id)
-        if request is None:
-            return False
-        self._undelivered.append(self._finish(self._streams[request_id]))
-        self._forget([request_id])
-        return True
+        dropped = self._drop([request_id])
+        self._forget(dropped)
+        return bool(dropped)
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """Abort those of the requests that are unfinished, and deliver no output of any.
@@ -178,9 +175,11 @@ class Engine:
         Raises RuntimeError where there are some and the engine is closed.
         """
         ids = set(request_ids)
-        for request_id in ids:
-            self.abort(request_id)
+        if ids:
+            self._check_open()
+        dropped = self._drop(ids)
         self._undelivered = [out for out in self._undelivered if out.request_id not in ids]
+        self._forget(dropped)
 
     def hand_back(self, outputs: Sequence[RequestOutput]) -> None:
         """Give back outputs that a step returned to a caller whose they are not.
@@ -227,13 +226,15 @@ class Engine:
         """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
         if self._closed:
             return
-        for request_id in list(self._streams):
-            self.abort(request_id)
-        self._undelivered.clear()
         self._closed = True
-        self.proposer = None
+        dropped = self._drop(list(self._streams))
+        self._undelivered.clear()
         self.runner.close()
         del self.runner
+        try:
+            self._forget(dropped)
+        finally:
+            self.proposer = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -268,12 +269,12 @@ class Engine:
         num_reqs = len(plan.decodes)
         if self.proposer is None or plan.k == 0:
             return Draft.empty(num_reqs, plan.k)
+        allowances = np.array([slot.max_draft_tokens for slot in plan.decodes], dtype=np.int32)
+        allowances.flags.writeable = False  # rows are reserved for these: not its own to raise
         inputs = ProposeInputs(
             request_ids=[slot.request.request_id for slot in plan.decodes],
             token_ids=[self.state.history(slot.request) for slot in plan.decodes],
-            num_draft_tokens=np.array(
-                [slot.max_draft_tokens for slot in plan.decodes], dtype=np.int32
-            ),
+            num_draft_tokens=allowances,
             k=plan.k,
         )
         draft = self.proposer.propose(inputs)
@@ -360,6 +361,13 @@ class Engine:
         new_text += stream.finish()
         del self._streams[stream.request.request_id]
         return stream.output(new_text, num_new_tokens)
+
+    def _drop(self, request_ids: Iterable[str]) -> list[str]:
+        """Abort those that are unfinished; the caller tells the proposer, last, as it may raise."""
+        dropped = [request_id for request_id in request_ids if self.scheduler.abort(request_id)]
+        for request_id in dropped:
+            self._undelivered.append(self._finish(self._streams[request_id]))
+        return dropped
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         if self.proposer is not None and request_ids:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
 from typing import Self
 
@@ -79,6 +80,7 @@ class LLM:
         )
         self.engine = Engine(model, config, progress=progress)
         self._ids = count()
+        self._turn = RLock()  # calls of several threads, one at a time: the engine has one caller
 
     def generate(
         self,
@@ -90,7 +92,7 @@ class LLM:
         """Generate for every prompt; outputs come in the order of the prompts.
 
         Requests that were added to `engine` go on beside them; what they emit meanwhile is
-        delivered by the next `engine.step()`.
+        delivered by the next `engine.step()`. Calls of several threads run one after the other.
 
         Args:
             prompts: one text, a list of texts, or a list of token id lists.
@@ -104,10 +106,19 @@ class LLM:
         """
         batch = _as_batch(prompts)
         each = _as_params(params, len(batch))
+        with self._turn:
+            return self._generate(batch, each, cache_salt)
+
+    def _generate(
+        self,
+        batch: Sequence[str | Sequence[int]],
+        params: Sequence[SamplingParams],
+        cache_salt: str | None,
+    ) -> list[RequestOutput]:
         done: dict[str, RequestOutput | None] = {}  # by request of this call, in order
         others: list[RequestOutput] = []
         try:
-            for prompt, one in zip(batch, each, strict=True):
+            for prompt, one in zip(batch, params, strict=True):
                 request_id = f"generate-{next(self._ids)}"
                 self.engine.add_request(request_id, prompt, one, cache_salt=cache_salt)
                 done[request_id] = None
@@ -120,8 +131,8 @@ class LLM:
                         done[output.request_id] = output
                         num_running -= 1
         finally:  # after an error or Ctrl-C nothing of this call may run on in the next
+            self.engine.hand_back(others)  # first: discard also tells the proposer, which may fail
             self.engine.discard(done)
-            self.engine.hand_back(others)
         return [output for output in done.values() if output is not None]
 
     def chat(
@@ -154,8 +165,12 @@ class LLM:
         return self.engine.capture_report()
 
     def close(self) -> None:
-        """Free graphs, buffers, weights and KV; closing twice is fine."""
-        self.engine.close()
+        """Free graphs, buffers, weights and KV, once a `generate` of another thread has ended.
+
+        Closing twice is fine.
+        """
+        with self._turn:
+            self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +187,11 @@ class LLM:
 def _as_batch(prompts: Prompts) -> list[str | Sequence[int]]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise ValueError(
+            f"prompts is of type {type(prompts).__name__}; give a text, a list of texts or a list "
+            "of token id lists"
+        )
     batch: list[str | Sequence[int]] = list(prompts)
     if batch and all(isinstance(item, int) for item in batch):
         raise ValueError(
@@ -188,6 +208,8 @@ def _as_params(
         return [SamplingParams()] * num_prompts
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
+    if not isinstance(params, Sequence):
+        raise ValueError(f"params={params!r}: expected SamplingParams, or a list of one each")
     if len(params) != num_prompts:
         raise ValueError(
             f"{len(params)} SamplingParams for {num_prompts} prompts: give one, or one each"

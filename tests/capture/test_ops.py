@@ -1,6 +1,7 @@
 """Ops: recorded instead of run, one recorder at a time, arguments that C can take."""
 
 from collections.abc import Iterator
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -53,6 +54,27 @@ def test_a_second_recorder_is_refused_and_the_first_stays(seen: Seen) -> None:
         set_recorder(Seen())
     PythonOp("noop", lambda: None)()
     assert [name for name, _ in seen.calls] == ["noop"]
+
+
+def test_a_recording_is_its_threads_own(seen: Seen) -> None:
+    """Guards an engine that serves while another starts: calls that are recorded do not run."""
+    x, elsewhere = torch.zeros(3), Seen()
+    fill = PythonOp("fill", lambda out: out.fill_(5.0))
+
+    def other_thread() -> None:
+        fill(x)
+        set_recorder(elsewhere)
+        fill(x)
+        set_recorder(None)
+
+    thread = Thread(target=other_thread)
+    thread.start()
+    thread.join()
+    assert x.tolist() == [5, 5, 5]
+    assert seen.calls == []
+    assert [name for name, _ in elsewhere.calls] == ["fill"]
+    fill(x)
+    assert len(seen.calls) == 1
 
 
 def test_words_are_addresses_integers_and_zero() -> None:

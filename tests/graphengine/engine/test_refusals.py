@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -113,3 +114,41 @@ def test_text_without_a_tokenizer(tmp_path: Any) -> None:
     assert output is not None
     assert output.outputs[0].text == ""
     assert len(output.outputs[0].token_ids) == 10
+
+
+WRONG_KINDS: dict[str, tuple[Any, Any, str]] = {
+    "bytes": ([b"text"], PARAMS, "type bytes.*token ids"),
+    "mapping": ([{1: 2}], PARAMS, "type dict.*token ids"),
+    "set": ([{1, 2}], PARAMS, "type set.*token ids"),
+    "none": ([[1], None], PARAMS, "type NoneType.*token ids"),
+    "number": ([1.5], PARAMS, "type float.*token ids"),
+    "no-list": (7, PARAMS, "prompts is of type int"),
+    "no-prompts": (None, PARAMS, "prompts is of type NoneType"),
+    "bytes-alone": (b"text", PARAMS, "prompts is of type bytes"),
+    "params": ([[1]], 5, "params=5"),
+    "params-mapping": ([[1]], {"max_tokens": 3}, "expected SamplingParams"),
+    "params-inside": ([[1]], [{"max_tokens": 3}], "expected SamplingParams"),
+}
+
+
+@pytest.fixture(scope="module")
+def small_llm(checkpoints: Checkpoints) -> Iterator[LLM]:
+    with LLM(checkpoints.get(), max_model_len=64, **llm_fields()) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_arguments_of_another_kind(name: str, small_llm: LLM) -> None:
+    """Bytes served as if they were token ids; a TypeError from somewhere inside."""
+    prompts, params, message = WRONG_KINDS[name]
+    with pytest.raises(ValueError, match=message):
+        small_llm.generate(prompts, params)
+    assert not small_llm.engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("request_id", [None, 5, ["a"]])
+def test_an_id_that_is_no_string(request_id: Any, small_llm: LLM) -> None:
+    """An id that cannot be looked up, or that equals another by accident (1, True, 1.0)."""
+    with pytest.raises(ValueError, match="request_id="):
+        small_llm.engine.add_request(request_id, [1, 2], PARAMS)
+    assert not small_llm.engine.has_unfinished_requests()
