@@ -71,9 +71,14 @@ class Harness:
         runner.manager.replay = self._spy_replay  # type: ignore[method-assign]
 
     def add(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams | None = None
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
     ) -> Request:
-        self.engine.add_request(request_id, prompt, params)
+        self.engine.add_request(request_id, prompt, params, cache_salt=cache_salt)
         request = self.engine.scheduler.waiting[-1]
         self.requests[request_id] = request
         return request
@@ -153,7 +158,7 @@ class Harness:
         assert not self.engine.scheduler.waiting
 
     def _collect(self, output: RequestOutput) -> None:
-        request, answer = self.requests[output.request_id], output.outputs[0]
+        answer = output.outputs[0]
         before = self.outputs.get(output.request_id)
         old = before.outputs[0].token_ids if before is not None else []
         assert before is None or not before.finished, "an output after the last one"
@@ -161,7 +166,7 @@ class Harness:
         assert len(answer.token_ids) == len(old) + output.num_new_tokens
         assert len(answer.token_origins) == len(answer.token_ids), "one origin a token"
         accepted = answer.token_origins.count("accepted")
-        assert accepted == request.metrics.num_accepted_tokens
+        assert accepted == output.metrics.num_accepted_tokens
         assert output.finished == (answer.finish_reason is not None)
         self.outputs[output.request_id] = output
 

@@ -47,6 +47,7 @@ class Setup:
     numerics: Literal["invariant", "fast"] = "invariant"
     draft_lengths: tuple[int, ...] | None = None
     num_reqs: tuple[int, ...] | None = None
+    lazy: bool = False
 
     def config(self, method: str = "ngram", **options: Any) -> EngineConfig:
         """The engine's own form of it."""
@@ -66,6 +67,7 @@ class Setup:
                 debug=self.debug,
                 draft_lengths=self.draft_lengths,
                 num_reqs=self.num_reqs,
+                lazy=self.lazy,
             ),
             cache=CacheConfig(
                 block_size=self.block_size,
@@ -80,14 +82,21 @@ class Setup:
         return Engine(checkpoint, self.config(**options), proposer=proposer)
 
 
-def scripted(name: str, records: Records, *, accept: int = 0, seed: int = 0) -> MockProposer:
+def scripted(
+    name: str,
+    records: Records,
+    *,
+    accept: int = 0,
+    seed: int = 0,
+    vocab_size: int = VOCAB_SIZE,
+) -> MockProposer:
     """A scripted proposer by its short name."""
     if name == "exactly":
-        return AcceptExactly(accept, vocab_size=VOCAB_SIZE, records=records)
+        return AcceptExactly(accept, vocab_size=vocab_size, records=records)
     if name == "ragged":
-        return RaggedProposer(vocab_size=VOCAB_SIZE, records=records, seed=seed)
+        return RaggedProposer(vocab_size=vocab_size, records=records, seed=seed)
     kinds = {"oracle": OracleProposer, "junk": JunkProposer}
     if name in kinds:
-        return kinds[name](vocab_size=VOCAB_SIZE, records=records)
+        return kinds[name](vocab_size=vocab_size, records=records)
     assert name == "empty", f"no scripted proposer {name!r}"
-    return EmptyProposer(vocab_size=VOCAB_SIZE)
+    return EmptyProposer(vocab_size=vocab_size)

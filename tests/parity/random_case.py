@@ -1,0 +1,190 @@
+"""Random cases: a model, an engine, a proposer and a schedule of requests, all from one number.
+
+Knows how to draw; running and comparing is in `random_runs.py`. The truth of a case is plain
+decoding of its requests, one at a time.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from graphengine.sampling.params import SamplingParams
+from proposers.base import Proposer
+from proposers.mock import Records
+from proposers.ngram import NgramProposer
+from tests.graphengine.engine.harness import Harness
+from tests.graphengine.engine.setups import Setup, scripted
+from tests.parity.hostile import HostileProposer
+from tests.tiny import ROPES, make_checkpoint
+
+HEADS = ((4, 2, 16), (6, 2, 24), (4, 1, 40), (8, 1, 8), (3, 3, 8), (2, 2, 64), (1, 1, 32))
+PROPOSERS = ("ngram", "ngram", "oracle", "junk", "exactly", "ragged", "ragged", "empty")
+NUM_MODELS = 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """One request and its fate."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    salt: str | None
+    arrives: int
+    aborts: int | None
+
+
+@dataclass
+class Case:
+    """Everything of one run; attributes are drawn on first use, in a fixed order."""
+
+    seed: int
+    root: Path
+    kinds: dict[str, Any] = field(default_factory=dict)  # fields of Setup that are not drawn
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {self.setup}, {self.threads} threads, {self.checkpoint[0].name}"
+
+    @cached_property
+    def draw(self) -> random.Random:
+        return random.Random(self.seed)
+
+    @cached_property
+    def checkpoint(self) -> tuple[Path, int]:
+        """Directory and vocabulary size."""
+        return random_checkpoint(self.root, self.draw.randrange(NUM_MODELS))
+
+    @cached_property
+    def setup(self) -> Setup:
+        draw = self.draw
+        max_model_len = draw.choice((16, 40, 64, 150))
+        block_size = draw.choice((1, 2, 3, 4, 8, 16, 64, 200))
+        per_context = -(-(max_model_len - 1) // block_size)
+        max_num_seqs = draw.choice((1, 2, 3, 4, 6, 9, 12))
+        k = draw.choice((1, 1, 2, 3, 4, 6, 9))
+        chunked = draw.random() < 0.7
+        tight = per_context + 1 + draw.randint(0, per_context // 2 + 2)
+        budget = max(max_num_seqs, k + 1, draw.randint(4, 60))
+        lengths = tuple(draw.randint(0, k) for _ in range(draw.randint(1, 3)))
+        reqs = tuple(draw.randint(1, max_num_seqs) for _ in range(draw.randint(1, 3)))
+        graph = draw.choice(("tape", "tape", "compiled", "eager"))
+        setup = Setup(
+            k=k,
+            dtype=draw.choice(("float32", "bfloat16")),
+            graph=graph,
+            compile="off" if draw.random() < 0.15 else "native",
+            block_size=block_size,
+            num_blocks=tight if draw.random() < 0.7 else None,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            budget=budget if chunked and draw.random() < 0.8 else None,
+            chunked=chunked,
+            prefix=draw.random() < 0.6,
+            debug=draw.random() < 0.3,
+            numerics=draw.choice(("invariant", "fast", "fast")),
+            draft_lengths=lengths if draw.random() < 0.6 else None,
+            num_reqs=reqs if draw.random() < 0.6 else None,
+            lazy=draw.random() < 0.3,
+        )
+        return replace(setup, **self.kinds)
+
+    @cached_property
+    def threads(self) -> int:
+        return self.draw.choice((1, 1, 2, 3))
+
+    @cached_property
+    def wishes(self) -> list[Wish]:
+        draw, (_, vocab_size), longest = self.draw, self.checkpoint, self.setup.max_model_len - 1
+        pattern = [draw.randrange(vocab_size) for _ in range(draw.randint(1, 9))]
+        pattern = (pattern * longest)[:longest]
+        wishes, now = [], 0
+        for index in range(draw.randint(2, 12)):
+            length = draw.choice(
+                (1, 2, longest, draw.randint(1, longest), *[draw.randint(1, 20)] * 3)
+            )
+            length = min(length, longest)
+            shared = draw.randint(0, length) if draw.random() < 0.5 else 0
+            tail = tuple(draw.randrange(vocab_size) for _ in range(length - shared))
+            stops = draw.sample(range(vocab_size), draw.choice((0, 0, 1, 5)))
+            now += draw.choice((0, 0, 0, 1, 3))
+            wishes.append(
+                Wish(
+                    request_id=f"r{index}",
+                    prompt=tuple(pattern[:shared]) + tail,
+                    params=SamplingParams(
+                        max_tokens=draw.choice((None, None, 1, 5, 20, 40)),
+                        stop_token_ids=tuple(stops),
+                        ignore_eos=draw.random() < 0.5,
+                    ),
+                    salt=draw.choice((None, None, "a", "b")),
+                    arrives=now,
+                    aborts=now + draw.randrange(15) if draw.random() < 0.15 else None,
+                )
+            )
+        return wishes
+
+    @cached_property
+    def truth(self) -> Harness:
+        """Plain decoding, one request at a time, roomy, uncut: streams and logits."""
+        setup = replace(
+            self.setup, k=0, graph="tape", max_num_seqs=2, num_blocks=None, budget=None, lazy=False
+        )
+        setup = replace(setup, prefix=False, draft_lengths=None, num_reqs=None, block_size=16)
+        harness = Harness(setup.start(self.checkpoint[0]), keep_logits=True)
+        for wish in self.wishes:
+            harness.add(wish.request_id, wish.prompt, wish.params)
+            harness.drain()
+        harness.engine.close()
+        return harness
+
+    def proposer(self) -> HostileProposer:
+        draw, vocab_size = self.draw, self.checkpoint[1]
+        records: Records = {
+            wish.request_id: [*wish.prompt, *self.truth.stream(wish.request_id)]
+            for wish in self.wishes
+        }
+        name, share = draw.choice(PROPOSERS), draw.choice((0.0, 0.0, 0.1, 0.3))
+        inner: Proposer
+        if name == "ngram":
+            low = draw.randint(1, 4)
+            high = draw.randint(low, 6)
+            inner = NgramProposer(
+                min_ngram_size=low, max_ngram_size=high, limit_by_match=draw.random() < 0.5
+            )
+        else:
+            accept = draw.randint(0, self.setup.k)
+            inner = scripted(name, records, accept=accept, seed=self.seed, vocab_size=vocab_size)
+        return HostileProposer(inner, vocab_size=vocab_size, seed=self.seed, share=share)
+
+
+def random_checkpoint(root: Path, number: int) -> tuple[Path, int]:
+    """One of `NUM_MODELS` models, made on first use, and its vocabulary size."""
+    draw = random.Random(number)
+    arch = ("llama", "mistral", "qwen2", "qwen3")[number % 4]
+    heads, kv_heads, head_dim = draw.choice(HEADS)
+    vocab_size = draw.choice((7, 33, 100, 264))
+    directory = root / f"random-{number}"
+    fields: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": heads * draw.choice((6, 9, 16, 20)),
+        "intermediate_size": draw.choice((20, 50, 96)),
+        "num_hidden_layers": draw.randint(1, 3),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "tie_word_embeddings": draw.random() < 0.4,
+        "rope_parameters": draw.choice(list(ROPES.values())),
+        "bos_token_id": 0,
+        "eos_token_id": draw.randrange(vocab_size),
+    }
+    if arch == "mistral" and draw.random() < 0.7:
+        fields["sliding_window"] = draw.choice((1, 5, 24, 70))
+    if arch in ("llama", "qwen3"):
+        fields["attention_bias"] = draw.random() < 0.5
+    if not directory.exists():
+        make_checkpoint(directory, arch, seed=number, tokenizer=False, **fields)
+    return directory, vocab_size
