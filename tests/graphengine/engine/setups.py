@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
+
 from capture.config import CaptureConfig
 from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
 from graphengine.engine import Engine
@@ -26,6 +28,9 @@ from tests.tiny import VOCAB_SIZE
 
 Graph = Literal["tape", "compiled", "eager"]
 Compile = Literal["native", "inductor", "off"]
+
+# For tests that take `compile_mode`: the C++ verifier, KV writes and layers, then torch's.
+with_torch_ops = pytest.mark.parametrize("compile_mode", ["native", "off"], indirect=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from tests.tiny import VOCAB_SIZE
 
 PARAMS = SamplingParams(max_tokens=15, ignore_eos=True)
 PROMPTS = {"a": (4, 5, 6), "victim": tuple(range(30, 52)), "c": (7,) * 9}
-SETUP = Setup(k=3, compile="off", budget=16)
+SETUP = Setup(k=3, budget=16)
 
 
 class Meddler(OracleProposer):
@@ -39,7 +39,7 @@ class Meddler(OracleProposer):
 
 @pytest.fixture(scope="module")
 def records(checkpoints: Checkpoints) -> dict[str, list[int]]:
-    harness = Harness(Setup(compile="off").start(checkpoints.get()))
+    harness = Harness(Setup().start(checkpoints.get()))
     for request_id, prompt in PROMPTS.items():
         harness.add(request_id, prompt, PARAMS)
     harness.drain()

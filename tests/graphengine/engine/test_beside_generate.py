@@ -19,7 +19,7 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
 @pytest.fixture
 def llm(checkpoints: Checkpoints) -> Iterator[LLM]:
-    config = Setup(k=2, compile="off").config()
+    config = Setup(k=2).config()
     with LLM(
         checkpoints.get(),
         max_model_len=64,
@@ -104,7 +104,7 @@ def test_salts_share_no_blocks(llm: LLM) -> None:
 
 def test_a_salt_outlives_preemption(checkpoints: Checkpoints) -> None:
     """A preempted request that comes back with the blocks of another salt."""
-    engine = Setup(compile="off", num_blocks=14, max_num_seqs=2).start(checkpoints.get())
+    engine = Setup(num_blocks=14, max_num_seqs=2).start(checkpoints.get())
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     for salt in ("a", "b"):
         engine.add_request(salt, PROMPT, params, cache_salt=salt)

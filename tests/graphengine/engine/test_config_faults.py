@@ -110,12 +110,10 @@ def test_refused_before_weights(name: str, checkpoints: Checkpoints) -> None:
 def test_a_start_without_faults_reports_weights_then_capture(checkpoints: Checkpoints) -> None:
     """Guards the test above: weights that are read are reported."""
     phases: list[str] = []
-    capture = CaptureConfig(compile="off")
     with LLM(
         checkpoints.get(),
         max_model_len=64,
         max_num_seqs=2,
-        capture=capture,
         progress=lambda phase, *_: phases.append(phase),
     ) as llm:
         assert list(dict.fromkeys(phases)) == ["weights", "capture"]
@@ -130,5 +128,5 @@ def test_a_memory_budget_below_the_need_names_the_need(checkpoints: Checkpoints)
         LLM(
             checkpoints.get(),
             max_model_len=64,
-            capture=CaptureConfig(memory_budget=1000, compile="off"),
+            capture=CaptureConfig(memory_budget=1000),
         )

@@ -12,7 +12,7 @@ from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup, scripted
 
 K = 4
-SETUP = Setup(k=K, compile="off")
+SETUP = Setup(k=K)
 PROMPT = (191, 44, 224)
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 
@@ -117,7 +117,7 @@ def test_totals_are_sums_over_requests(checkpoints: Checkpoints) -> None:
 
 def test_preemptions_count_while_the_request_still_runs(checkpoints: Checkpoints) -> None:
     """A counter that lags until the preempted request has ended."""
-    setup = Setup(num_blocks=12, compile="off", prefix=False)
+    setup = Setup(num_blocks=12, prefix=False)
     harness = Harness(setup.start(checkpoints.get()))
     for index in range(2):
         harness.add(str(index), [index] * 10, replace(PARAMS, max_tokens=30))

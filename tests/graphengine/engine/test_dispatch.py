@@ -7,6 +7,7 @@ a step's own rows, is checked by the harness before and after every step here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from proposers.base import Draft, ProposeInputs
 from proposers.mock import MockProposer
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness, Job
-from tests.graphengine.engine.setups import Setup, scripted
+from tests.graphengine.engine.setups import Compile, Graph, Setup, scripted, with_torch_ops
 from tests.tiny import VOCAB_SIZE
 
 LONG = SamplingParams(max_tokens=None, ignore_eos=True)
@@ -45,9 +46,7 @@ def test_the_whole_grid_replays_captured_cells(
     max_num_seqs: int, k: int, ladder: tuple[int, ...] | None, checkpoints: Checkpoints
 ) -> None:
     """Batches that silently run eager, for which no cell was captured (case 16)."""
-    setup = Setup(
-        k=k, max_num_seqs=max_num_seqs, compile="off", max_model_len=512, draft_lengths=ladder
-    )
+    setup = Setup(k=k, max_num_seqs=max_num_seqs, max_model_len=512, draft_lengths=ladder)
     proposer = FixedLength()
     harness = Harness(setup.start(checkpoints.get(), proposer), poison=False)
     engine = harness.engine
@@ -72,7 +71,7 @@ def test_the_whole_grid_replays_captured_cells(
 def test_every_static_buffer_holds_the_largest_cell(checkpoints: Checkpoints) -> None:
     """A buffer smaller than the padded batch, which would return short slices (case 16)."""
     for max_num_seqs, k in ((6, 6), (33, 3), (1, 3)):
-        setup = Setup(k=k, max_num_seqs=max_num_seqs, compile="off", graph="eager")
+        setup = Setup(k=k, max_num_seqs=max_num_seqs, graph="eager")
         engine = setup.start(checkpoints.get())
         buffers = engine.runner.buffers
         largest = next(iter(engine.resolved.table))
@@ -89,7 +88,10 @@ def test_every_static_buffer_holds_the_largest_cell(checkpoints: Checkpoints) ->
 
 
 @pytest.mark.parametrize("graph", ["tape", "compiled"])
-def test_a_batch_that_shrinks_and_grows(graph: str, checkpoints: Checkpoints) -> None:
+@with_torch_ops
+def test_a_batch_that_shrinks_and_grows(
+    graph: Graph, compile_mode: Compile, checkpoints: Checkpoints
+) -> None:
     """Rows of a larger batch left in the padding of a smaller one: 8, 7, 3, 1, 4 (case 12).
 
     The longest leave first, so that stale positions would be large ones.
@@ -97,7 +99,7 @@ def test_a_batch_that_shrinks_and_grows(graph: str, checkpoints: Checkpoints) ->
     setup = Setup(
         k=3,
         max_num_seqs=8,
-        compile="off",
+        compile=compile_mode,
         graph=graph,
         debug=graph == "tape",
         num_reqs=(2, 4, 8),
@@ -110,7 +112,7 @@ def test_a_batch_that_shrinks_and_grows(graph: str, checkpoints: Checkpoints) ->
         jobs.append(Job(request_id=f"a{index}", prompt=prompt, params=LONG, aborts=leaves))
     for index in range(3):
         jobs.append(Job(request_id=f"b{index}", prompt=(5, index), params=LONG, arrives=10))
-    off = Harness(Setup(compile="off", prefix=False, max_num_seqs=8).start(checkpoints.get()))
+    off = Harness(replace(setup, k=0, prefix=False).start(checkpoints.get()))
     for job in jobs:
         off.add(job.request_id, job.prompt, LONG)
     off.drain()
@@ -128,14 +130,13 @@ def test_a_batch_that_shrinks_and_grows(graph: str, checkpoints: Checkpoints) ->
         assert harness.stream(f"b{index}") == off.stream(f"b{index}")
 
 
-def test_padding_leaves_a_full_pool_alone(checkpoints: Checkpoints) -> None:
+@with_torch_ops
+def test_padding_leaves_a_full_pool_alone(compile_mode: Compile, checkpoints: Checkpoints) -> None:
     """Padding rows that write to the last block, to block 1, or to row 0's blocks (case 10).
 
     Three requests in a cell of four, k + 1 wide, own every block of the pool.
     """
-    setup = Setup(
-        k=3, max_num_seqs=4, num_blocks=1 + 12, compile="off", prefix=False, num_reqs=(4,)
-    )
+    setup = Setup(k=3, num_blocks=1 + 12, compile=compile_mode, prefix=False, num_reqs=(4,))
     harness = Harness(setup.start(checkpoints.get(), scripted("junk", {})))
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     for index in range(3):
@@ -175,10 +176,10 @@ def test_capturing_again_needs_no_more_buffers(checkpoints: Checkpoints) -> None
     """Graph memory that grows with the number of cells or with the engine's history (case 57)."""
     sizes = {}
     for max_num_seqs in (1, 4, 16):
-        engine = Setup(k=3, max_num_seqs=max_num_seqs, compile="off").start(checkpoints.get())
+        engine = Setup(k=3, max_num_seqs=max_num_seqs).start(checkpoints.get())
         stats = engine.stats()
         sizes[max_num_seqs] = (engine.runner.buffers.num_bytes, sum(stats.capture_bytes.values()))
-        again = Setup(k=3, max_num_seqs=max_num_seqs, compile="off").start(checkpoints.get())
+        again = Setup(k=3, max_num_seqs=max_num_seqs).start(checkpoints.get())
         assert again.runner.buffers.num_bytes == engine.runner.buffers.num_bytes
         assert again.stats().capture_bytes == stats.capture_bytes
         cells = len(engine.resolved.table)

@@ -17,7 +17,7 @@ from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import StepPlan
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
-from tests.graphengine.engine.setups import Setup, scripted
+from tests.graphengine.engine.setups import Compile, Setup, scripted, with_torch_ops
 from tests.graphengine.scheduler.simulation import num_batched_tokens
 
 PARAMS = SamplingParams(max_tokens=14, ignore_eos=True)
@@ -28,10 +28,13 @@ def prompt_of(length: int, start: int = 0) -> tuple[int, ...]:
 
 
 def answers(
-    checkpoints: Checkpoints, prompts: Sequence[tuple[int, ...]], params: SamplingParams = PARAMS
+    checkpoints: Checkpoints,
+    prompts: Sequence[tuple[int, ...]],
+    params: SamplingParams = PARAMS,
+    compile_mode: Compile = "native",
 ) -> dict[str, list[int]]:
     """Whole streams without speculation, by index."""
-    harness = Harness(Setup(compile="off", prefix=False).start(checkpoints.get()))
+    harness = Harness(Setup(compile=compile_mode, prefix=False).start(checkpoints.get()))
     for index, prompt in enumerate(prompts):
         harness.add(str(index), prompt, params)
     harness.drain()
@@ -39,11 +42,14 @@ def answers(
 
 
 @pytest.mark.parametrize("name", ["oracle", "junk", "exactly"])
-def test_every_residue_of_the_block(name: str, checkpoints: Checkpoints) -> None:
+@with_torch_ops
+def test_every_residue_of_the_block(
+    name: str, compile_mode: Compile, checkpoints: Checkpoints
+) -> None:
     """No room for lookahead rows when fewer than k slots are left in the last block (case 7)."""
     prompts = [prompt_of(length, length) for length in range(1, 10)]
-    records = answers(checkpoints, prompts)
-    setup = Setup(k=5, block_size=4, max_num_seqs=9, compile="off", prefix=False)
+    records = answers(checkpoints, prompts, compile_mode=compile_mode)
+    setup = Setup(k=5, block_size=4, max_num_seqs=9, compile=compile_mode, prefix=False)
     proposer = scripted(name, records, accept=2)
     harness = Harness(setup.start(checkpoints.get(), proposer))
     for index, prompt in enumerate(prompts):
@@ -60,7 +66,7 @@ def test_every_residue_of_the_block(name: str, checkpoints: Checkpoints) -> None
 
 def test_nothing_leaks_over_many_short_requests(checkpoints: Checkpoints) -> None:
     """Blocks lost by requests that end or are aborted inside a block (case 8)."""
-    setup = Setup(k=4, block_size=16, num_blocks=14, max_num_seqs=8, compile="off", prefix=False)
+    setup = Setup(k=4, block_size=16, num_blocks=14, max_num_seqs=8, prefix=False)
     harness = Harness(setup.start(checkpoints.get(), scripted("ragged", {}, seed=2)))
     draw = random.Random(4)
     free = harness.engine.kv.stats().num_free
@@ -80,15 +86,18 @@ def test_nothing_leaks_over_many_short_requests(checkpoints: Checkpoints) -> Non
     )
 
 
-def test_a_dry_pool_truncates_drafts_and_preempts_nobody(checkpoints: Checkpoints) -> None:
+@with_torch_ops
+def test_a_dry_pool_truncates_drafts_and_preempts_nobody(
+    compile_mode: Compile, checkpoints: Checkpoints
+) -> None:
     """Somebody preempted, or stuck, so that another may draft (case 25).
 
     The first request holds four of five blocks until it ends; the second has one to draft in.
     """
     prompts = [prompt_of(13), prompt_of(1)]
     params = [replace(PARAMS, max_tokens=3), replace(PARAMS, max_tokens=15)]
-    records = answers(checkpoints, prompts, params[1])
-    setup = Setup(k=6, block_size=4, num_blocks=1 + 5, compile="off", prefix=False)
+    records = answers(checkpoints, prompts, params[1], compile_mode)
+    setup = Setup(k=6, block_size=4, num_blocks=1 + 5, compile=compile_mode, prefix=False)
     harness = Harness(setup.start(checkpoints.get(), scripted("junk", records)))
     plans = watch_plans(harness)
     for index in range(2):
@@ -126,9 +135,7 @@ def test_drafts_longer_than_what_the_pool_has(block_size: int, checkpoints: Chec
     prompts = [prompt_of(9, index) for index in range(4)]
     records = answers(checkpoints, prompts)
     per_request = -(-(9 + 14 - 1) // block_size)
-    setup = Setup(
-        k=9, block_size=block_size, num_blocks=2 + 3 * per_request, compile="off", prefix=False
-    )
+    setup = Setup(k=9, block_size=block_size, num_blocks=2 + 3 * per_request, prefix=False)
     harness = Harness(setup.start(checkpoints.get(), scripted("oracle", records)))
     for index, prompt in enumerate(prompts):
         harness.add(str(index), prompt, PARAMS)
@@ -146,7 +153,7 @@ def test_the_token_budget_holds_with_drafts(checkpoints: Checkpoints) -> None:
     """A decode that is counted as one row and runs as k + 1 (case 25)."""
     prompts = [*(prompt_of(2, index) for index in range(4)), prompt_of(50)]
     records = answers(checkpoints, prompts, replace(PARAMS, max_tokens=13))
-    setup = Setup(k=3, budget=16, max_num_seqs=5, compile="off")
+    setup = Setup(k=3, budget=16, max_num_seqs=5)
     harness = Harness(setup.start(checkpoints.get(), scripted("oracle", records)))
     plans = watch_plans(harness)
     for index, prompt in enumerate(prompts):
@@ -159,11 +166,14 @@ def test_the_token_budget_holds_with_drafts(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 4, 5, 12, 13])
-def test_a_prompt_that_is_cached_whole(length: int, checkpoints: Checkpoints) -> None:
+@with_torch_ops
+def test_a_prompt_that_is_cached_whole(
+    length: int, compile_mode: Compile, checkpoints: Checkpoints
+) -> None:
     """The last token run on a cache that holds it already, or a shared block written to (28)."""
     prompt = prompt_of(length)
-    records = answers(checkpoints, [prompt])
-    setup = Setup(k=3, block_size=4, compile="off")
+    records = answers(checkpoints, [prompt], compile_mode=compile_mode)
+    setup = Setup(k=3, block_size=4, compile=compile_mode)
     proposer = scripted("oracle", dict.fromkeys("abcde", records["0"]))
     harness = Harness(setup.start(checkpoints.get(), proposer))
     for name in "abc":
@@ -178,17 +188,21 @@ def test_a_prompt_that_is_cached_whole(length: int, checkpoints: Checkpoints) ->
         assert cached == (0 if name == "a" else (length - 1) // 4 * 4)
 
 
-@pytest.mark.parametrize("k", [0, 1, 3, 5])
+@pytest.mark.parametrize(
+    ("k", "compile_mode"),
+    [(0, "native"), (1, "native"), (3, "native"), (5, "native"), (3, "off")],
+    indirect=["compile_mode"],
+)
 @pytest.mark.parametrize("budget", [None, 6])
 def test_preempted_requests_resume_from_the_cache(
-    k: int, budget: int | None, checkpoints: Checkpoints
+    k: int, budget: int | None, compile_mode: Compile, checkpoints: Checkpoints
 ) -> None:
     """Stale drafts, counts or lengths after preemption with prefix hits (cases 23 and 30)."""
     shared = prompt_of(9)
     prompts = [shared + prompt_of(3 + index, 90 * index) for index in range(4)]
     params = replace(PARAMS, max_tokens=24)
-    records = answers(checkpoints, prompts, params)
-    setup = Setup(k=k, block_size=4, num_blocks=19, budget=budget, compile="off", max_model_len=64)
+    records = answers(checkpoints, prompts, params, compile_mode)
+    setup = Setup(k=k, block_size=4, num_blocks=19, budget=budget, compile=compile_mode)
     proposer = scripted("exactly", records, accept=k // 2) if k else None
     harness = Harness(setup.start(checkpoints.get(), proposer))
     match_prefix, resumed_with = harness.engine.kv.match_prefix, []

@@ -15,16 +15,16 @@ from proposers.base import Commit, Draft, ProposeInputs
 from proposers.mock import EmptyProposer, JunkProposer
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
-from tests.graphengine.engine.setups import Setup
+from tests.graphengine.engine.setups import Compile, Graph, Setup, with_torch_ops
 from tests.tiny import VOCAB_SIZE
 
-SETUP = Setup(k=3, compile="off")
+SETUP = Setup(k=3)
 PROMPTS = {"a": [1, 2, 3, 4, 5], "b": [9, 8, 7], "c": [6] * 12}
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
 def answers(checkpoints: Checkpoints) -> dict[str, list[int]]:
-    harness = Harness(Setup(compile="off").start(checkpoints.get()))
+    harness = Harness(Setup().start(checkpoints.get()))
     for request_id, prompt in PROMPTS.items():
         harness.add(request_id, prompt, PARAMS)
     harness.drain()
@@ -115,9 +115,12 @@ def test_closing_twice_and_use_after(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize("graph", ["tape", "compiled", "eager"])
-def test_leaving_the_context_frees_memory(graph: str, checkpoints: Checkpoints) -> None:
+@with_torch_ops
+def test_leaving_the_context_frees_memory(
+    graph: Graph, compile_mode: Compile, checkpoints: Checkpoints
+) -> None:
     """Weights, KV or buffers that live on, held by a graph, a view or a cycle."""
-    config = Setup(graph=graph, compile="off", k=2).config()
+    config = Setup(graph=graph, compile=compile_mode, k=2).config()
     with LLM(checkpoints.get(), **llm_fields(config)) as llm:
         llm.generate([[1, 2, 3]], PARAMS)
         runner = llm.engine.runner

@@ -33,7 +33,7 @@ BAD: dict[str, tuple[str, list[int], SamplingParams, str]] = {
 def test_a_refused_request_leaves_no_trace(name: str, checkpoints: Checkpoints) -> None:
     """Half a request that stays queued, or a neighbour that is lost with it."""
     request_id, prompt, params, message = BAD[name]
-    setup = Setup(k=2, compile="off", num_blocks=14)
+    setup = Setup(k=2, num_blocks=14)
     alone = Harness(setup.start(checkpoints.get()))
     alone.add("a", [5, 6, 7], PARAMS)
     alone.drain()
@@ -57,7 +57,7 @@ def test_bad_parameters_name_their_field(field: str) -> None:
 
 
 def llm_fields() -> dict[str, Any]:
-    config = Setup(k=2, compile="off").config()
+    config = Setup(k=2).config()
     return {name: getattr(config, name) for name in ("speculative", "capture", "cache")}
 
 
@@ -100,12 +100,12 @@ def test_heads_wider_than_the_kernels_workspace(tmp_path: Any) -> None:
     """Kernels that write past their buffers."""
     path = make_checkpoint(tmp_path / "wide", head_dim=264)
     with pytest.raises(ValueError, match=r"head_dim=264.*up to 256"):
-        Setup(compile="off").start(path)
+        Setup().start(path)
 
 
 def test_text_without_a_tokenizer(tmp_path: Any) -> None:
     """A crash inside the tokenizer that is not there."""
-    engine = Setup(compile="off").start(make_checkpoint(tmp_path / "bare", tokenizer=False))
+    engine = Setup().start(make_checkpoint(tmp_path / "bare", tokenizer=False))
     with pytest.raises(ValueError, match="tokenizer"):
         engine.add_request("a", "some text")
     engine.add_request("a", [1, 2], PARAMS)

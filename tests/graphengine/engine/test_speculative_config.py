@@ -76,7 +76,7 @@ def test_an_engine_and_an_llm_decide_alike(
     """The environment read by one of the two, or winning over an argument."""
     if variable is not None:
         monkeypatch.setenv(SPECULATE_VARIABLE, variable)
-    config = dataclasses.replace(Setup(compile="off").config(), speculative=given)
+    config = dataclasses.replace(Setup().config(), speculative=given)
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     engine = Engine(checkpoints.get(), config)
     with LLM(checkpoints.get(), **fields) as llm:
@@ -100,14 +100,14 @@ def test_the_environment_is_checked_too(
     """A misspelt variable that silently means off."""
     monkeypatch.setenv(SPECULATE_VARIABLE, "ngram:many")
     with pytest.raises(ValueError, match=f"{SPECULATE_VARIABLE}='ngram:many'"):
-        Engine(checkpoints.get(), Setup(compile="off").config())
+        Engine(checkpoints.get(), Setup().config())
 
 
 def test_the_device_is_resolved_once(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of an engine that choose a device of their own."""
-    setup = Setup(compile="off", k=2)
+    setup = Setup(k=2)
     engine = setup.start(checkpoints.get())
     tensors = [
         engine.runner.decoder.weights.embed,

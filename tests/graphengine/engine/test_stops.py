@@ -14,33 +14,31 @@ import pytest
 from graphengine.sampling.params import SamplingParams
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
-from tests.graphengine.engine.setups import Setup, scripted
+from tests.graphengine.engine.setups import Compile, Setup, scripted, with_torch_ops
 from tests.tiny import VOCAB_SIZE
 
 K = 4
-SETUP = Setup(k=K, compile="off")
+SETUP = Setup(k=K)
 PROMPT = (191, 44, 224)
 MATE = (50, 60, 70, 80, 90)
 FREE = SamplingParams(max_tokens=20, ignore_eos=True)
 
 
 def answer(
-    checkpoints: Checkpoints,
-    prompt: Sequence[int] = PROMPT,
-    params: SamplingParams = FREE,
-    setup: Setup = SETUP,
+    checkpoints: Checkpoints, prompt: Sequence[int] = PROMPT, compile_mode: Compile = "native"
 ) -> list[int]:
     """What speculation off emits."""
-    harness = Harness(replace(setup, k=0).start(checkpoints.get()))
-    harness.add("a", prompt, params)
+    setup = replace(SETUP, k=0, compile=compile_mode)
+    harness = Harness(setup.start(checkpoints.get()))
+    harness.add("a", prompt, FREE)
     harness.drain()
     return harness.stream("a")
 
 
 @pytest.fixture(scope="module")
-def free(checkpoints: Checkpoints) -> list[int]:
+def free(checkpoints: Checkpoints, compile_mode: Compile) -> list[int]:
     """Twenty tokens after PROMPT, none of them twice, so that each names its place."""
-    tokens = answer(checkpoints)
+    tokens = answer(checkpoints, compile_mode=compile_mode)
     assert len(set(tokens)) == len(tokens), "choose another prompt"
     return tokens
 
@@ -50,14 +48,14 @@ def run_oracle(
     free: list[int],
     params: SamplingParams,
     *,
-    name: str = "oracle",
-    accept: int = 0,
     eos: list[int] | None = None,
+    compile_mode: Compile = "native",
 ) -> Harness:
     """PROMPT beside a mate that never stops, drafted from the free run."""
-    records = {"a": [*PROMPT, *free], "mate": [*MATE, *answer(checkpoints, MATE)]}
+    records = {"a": [*PROMPT, *free], "mate": [*MATE, *answer(checkpoints, MATE, compile_mode)]}
     path = checkpoints.get() if eos is None else checkpoints.with_eos(eos)
-    harness = Harness(SETUP.start(path, scripted(name, records, accept=accept)))
+    setup = replace(SETUP, compile=compile_mode)
+    harness = Harness(setup.start(path, scripted("oracle", records)))
     harness.add("a", PROMPT, params)
     harness.add("mate", MATE, FREE)
     harness.drain()
@@ -67,16 +65,17 @@ def run_oracle(
 
 @pytest.mark.parametrize("offset", range(2 * K + 2))
 @pytest.mark.parametrize("by", ["stop_token_ids", "config"])
+@with_torch_ops
 def test_stop_at_each_place_of_a_block(
-    by: str, offset: int, checkpoints: Checkpoints, free: list[int]
+    by: str, offset: int, compile_mode: Compile, checkpoints: Checkpoints, free: list[int]
 ) -> None:
     """Text that goes on after an EOS which was an accepted draft and not the bonus (case 1)."""
     stop = free[offset]
     if by == "config":
-        harness = run_oracle(checkpoints, free, SamplingParams(max_tokens=20), eos=[stop])
+        params, eos = SamplingParams(max_tokens=20), [stop]
     else:
-        params = replace(FREE, stop_token_ids=(stop,))
-        harness = run_oracle(checkpoints, free, params)
+        params, eos = replace(FREE, stop_token_ids=(stop,)), None
+    harness = run_oracle(checkpoints, free, params, eos=eos, compile_mode=compile_mode)
     assert harness.stream("a") == free[: offset + 1]
     assert harness.reason("a") == "stop"
     place = offset % (K + 1)
@@ -123,10 +122,14 @@ def test_a_rejected_draft_of_eos_ends_nothing(checkpoints: Checkpoints, free: li
 
 
 @pytest.mark.parametrize("name", ["oracle", "junk", "ragged"])
-def test_max_tokens_is_exact(name: str, checkpoints: Checkpoints, free: list[int]) -> None:
+@with_torch_ops
+def test_max_tokens_is_exact(
+    name: str, compile_mode: Compile, checkpoints: Checkpoints, free: list[int]
+) -> None:
     """A block that is charged or emitted whole although it crosses max_tokens (26, 43)."""
     records = {str(n): [*PROMPT, *free] for n in range(1, 2 * K + 3)}
-    harness = Harness(SETUP.start(checkpoints.get(), scripted(name, records)))
+    setup = replace(SETUP, compile=compile_mode)
+    harness = Harness(setup.start(checkpoints.get(), scripted(name, records)))
     for n in range(1, 2 * K + 3):
         harness.add(str(n), PROMPT, replace(FREE, max_tokens=n))
     harness.drain()
@@ -163,12 +166,13 @@ def test_max_tokens_one_drafts_nothing(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize("name", ["oracle", "junk", "ragged", "ngram"])
-def test_the_context_limit(name: str, checkpoints: Checkpoints) -> None:
+@with_torch_ops
+def test_the_context_limit(name: str, compile_mode: Compile, checkpoints: Checkpoints) -> None:
     """Rows or positions at the limit, or a stream that ends beside it (case 27).
 
     The harness checks that no live row lies at max_model_len or beyond.
     """
-    setup = Setup(k=8, compile="off", max_model_len=64, max_num_seqs=9)
+    setup = Setup(k=8, compile=compile_mode, max_model_len=64, max_num_seqs=9)
     unlimited = SamplingParams(max_tokens=None, ignore_eos=True)
     prompts = {str(n): tuple((7 * n + i) % 256 for i in range(n)) for n in range(55, 64)}
     off = Harness(replace(setup, k=0).start(checkpoints.get()))

@@ -25,7 +25,6 @@ def test_prompts_run_whole(
     """A prompt that is cut by the budget, the pool, drafts of others or the size of a forward."""
     setup = Setup(
         k=3,
-        compile="off",
         chunked=False,
         max_model_len=400,
         max_num_seqs=3,
@@ -57,7 +56,7 @@ def test_the_default_budget_takes_the_longest_prompt(checkpoints: Checkpoints) -
     config = EngineConfig(
         max_num_seqs=2000,
         max_model_len=500,
-        capture=CaptureConfig(compile="off", num_reqs=(1, 2000)),
+        capture=CaptureConfig(num_reqs=(1, 2000)),
         cache=CacheConfig(enable_chunked_prefill=False),
     )
     resolved = resolve(open_model(checkpoints.get()).config, config)
