@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
+from capture import inductor_cache
 from capture.inductor_cache import InductorCache
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -64,6 +65,71 @@ def test_a_damaged_cache_is_emptied_with_a_warning(
     caplog.clear()
     compile_something(cache)
     InductorCache()
+    assert not caplog.records
+
+
+def age(directory: Path, seconds: int = 60) -> None:
+    """Set the clock of every file back, the manifest's included, as if compiled a while ago."""
+    for path in directory.rglob("*"):
+        status = path.stat()
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - seconds * 10**9))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files whose content is read."""
+    names: list[str] = []
+    digest = inductor_cache._digest
+
+    def spy(path: Path) -> str:
+        names.append(path.name)
+        return digest(path)
+
+    monkeypatch.setattr(inductor_cache, "_digest", spy)
+    return names
+
+
+def test_an_old_cache_is_read_once_and_then_trusted(directory: Path, read: list[str]) -> None:
+    """Guards the start against reading the whole cache each time."""
+    compile_something(InductorCache())
+    age(directory)
+    read.clear()
+    InductorCache()  # the manifest is as young as the files: their times prove nothing yet
+    assert sorted(read) == ["entry", "kernel.so"]
+    read.clear()
+    cache = InductorCache()
+    assert not read
+    with cache.use():
+        (directory / "ab" / "new.so").write_bytes(b"new")
+    assert read == ["new.so"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_of_a_trusted_cache_is_found(
+    directory: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """Guards the check that skips files: whatever is written changes a size or a time."""
+    compile_something(InductorCache())
+    age(directory)
+    InductorCache()
+    DAMAGE[damage](directory)
+    InductorCache()
+    assert "damaged or unfinished; rebuilding it" in caplog.text
+    assert not (directory / "ab").exists()
+
+
+def test_a_copied_cache_is_read_and_kept(
+    directory: Path, read: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards caches that are baked into an image, where every file's time is new."""
+    compile_something(InductorCache())
+    age(directory)
+    InductorCache()
+    for path in directory.rglob("*"):
+        os.utime(path)
+    read.clear()
+    InductorCache()
+    assert sorted(read) == ["entry", "kernel.so"]
     assert not caplog.records
 
 
