@@ -27,6 +27,7 @@ from graphengine.models.decoder import Decoder, DecoderWeights, ForwardBuffers, 
 from graphengine.models.layers import LayerOps
 from graphengine.models.native_ops import NativeOps
 from graphengine.models.torch_ops import TorchOps
+from graphengine.probe import VerifierShape
 from graphengine.request_state import IntArray, RequestState
 from graphengine.resolve import GREEDY, MAX_PREFILL_ROWS, ResolvedConfig
 from graphengine.sampling.cpu import NativeGreedyVerify
@@ -90,6 +91,17 @@ class ModelRunner:
         """Rows of a forward, as cells use them and as a sample of what prefill may use."""
         cells = {key.num_tokens for key in self.manager.table}
         return sorted(cells | {1, 2, 3, 5, 8, 13, 31, 64, 129, MAX_PREFILL_ROWS})
+
+    @property
+    def verifier_shape(self) -> VerifierShape:
+        """The verifier and the sizes that it is called with."""
+        return VerifierShape(
+            verify=self.verifier,
+            num_rows=self.sizes.num_state_rows,
+            max_draft_tokens=self.sizes.max_draft_tokens,
+            num_target_ids=self.buffers.whole("target_ids").numel(),
+            num_token_ids=self.buffers.whole("token_ids").numel(),
+        )
 
     def capture(self, progress: Callable[[int, int, str], None] | None = None) -> None:
         """Capture the whole table."""

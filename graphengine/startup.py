@@ -105,6 +105,7 @@ def start(
         with times.phase("numerics"):
             check_row_invariance(
                 runner.decoder,
+                runner.verifier_shape,
                 row_counts=runner.row_counts,
                 max_model_len=sizes.max_model_len,
                 compile_mode=config.capture.compile,
