@@ -35,17 +35,6 @@ class Tokenizer:
         return cls(_load_gguf(path) if path.is_file() else _load_directory(path))
 
     @property
-    def num_ids(self) -> int:
-        """One more than the tokenizer's last id; a model's vocabulary may be larger."""
-        return self._num_ids
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's own end-of-text id, if any; a model config may name more."""
-        eos = self._backend.eos_token_id
-        return () if eos is None else (int(eos),)
-
-    @property
     def has_chat_template(self) -> bool:
         return bool(self._backend.chat_template)
 

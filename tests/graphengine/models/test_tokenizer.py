@@ -94,12 +94,11 @@ def test_directory_tokenizer_gives_the_ids_of_transformers(tmp_path: Path) -> No
     )
     ids = theirs(rendered, add_special_tokens=False)["input_ids"]
     assert ours.apply_chat_template(MESSAGES) == ids
-    assert ours.eos_token_ids == (EOS_ID,)
 
 
 @pytest.mark.parity
 def test_gguf_tokenizer_equals_the_directorys(tmp_path: Path) -> None:
-    """Guards GGUF files whose tokenizer is rebuilt from metadata: same ids, template and end id."""
+    """Guards GGUF files whose tokenizer is rebuilt from metadata: same ids and template."""
     checkpoint = make_checkpoint(tmp_path / "hf")
     ours = open_model(make_gguf(checkpoint, tmp_path / "m.gguf")).load_tokenizer()
     theirs = open_model(checkpoint).load_tokenizer()
@@ -111,7 +110,6 @@ def test_gguf_tokenizer_equals_the_directorys(tmp_path: Path) -> None:
             "<|im_end|>", ""
         )
     assert ours.apply_chat_template(MESSAGES) == theirs.apply_chat_template(MESSAGES)
-    assert ours.eos_token_ids == theirs.eos_token_ids
 
 
 @pytest.mark.slow
@@ -145,7 +143,6 @@ def test_text_that_is_not_unicode_is_refused() -> None:
 def test_ids_beyond_the_tokenizer_decode_to_nothing() -> None:
     """Guards models with more rows than the tokenizer has ids: such an id must not raise."""
     ids = TINY.encode("ab")
-    assert TINY.num_ids == 262
     assert TINY.decode([*ids, 262, 10**6, -1]) == "ab"
     assert IncrementalDetokenizer(TINY).add([*ids, 262, 263]) == "ab"
 
