@@ -21,6 +21,7 @@ Tensor = torch.Tensor
 # Contexts of requests that share a call: around the edges of the kernels' KV chunks of 64.
 CONTEXTS = (1, 2, 7, 40, 63, 64, 65, 100, 127, 128, 129, 200, 256, 300)
 MOST_ROWS = 7  # of one request in such a call
+VERIFIED_BATCHES = 8
 VERIFIED_IDS = 4  # few token ids, so that drafts are often confirmed
 
 
@@ -198,31 +199,35 @@ def _history(config: ModelConfig) -> int:
 
 
 def _verifier_problem(shape: VerifierShape, generator: torch.Generator) -> Problem:
-    """Requests with ragged drafts, some with stops; the others of a call are padding."""
+    """Several batches of requests with ragged drafts; what a call leaves out of one is padding."""
     num_rows, query_len = shape.num_rows, shape.max_draft_tokens + 1
 
     def draw(high: int, *size: int) -> Tensor:
+        size = (VERIFIED_BATCHES, num_rows, *size)
         return torch.randint(high, size, generator=generator, dtype=torch.int32)
 
-    targets = draw(VERIFIED_IDS, num_rows, query_len)
-    tokens = targets.roll(1, 1)  # the drafts are the targets of the rows before: confirmed,
-    tokens[draw(4, num_rows, query_len) == 0] = VERIFIED_IDS  # but for every fourth
-    num_drafts = draw(query_len, num_rows)
-    stops = draw(4 * VERIFIED_IDS * MAX_STOP_IDS, num_rows, MAX_STOP_IDS)
-    room = draw(2 * query_len, num_rows) + 1
+    targets = draw(VERIFIED_IDS, query_len)
+    tokens = targets.roll(1, -1)  # the drafts are the targets of the rows before: confirmed,
+    tokens[draw(4, query_len) == 0] = VERIFIED_IDS  # but for every fourth
+    num_drafts = draw(query_len)
+    stops = draw(4 * VERIFIED_IDS * MAX_STOP_IDS, MAX_STOP_IDS)
+    room = draw(2 * query_len) + 1
 
     def verify(low: int, high: int) -> Tensor:
-        packed = torch.zeros(num_rows, query_len + 1, dtype=torch.int32)
-        shape.verify(
-            packed,
-            _filled(targets[low:high].flatten(), shape.num_target_ids, 0),
-            _filled(tokens[low:high].flatten(), shape.num_token_ids, 0),
-            torch.tensor([query_len], dtype=torch.int32),
-            _filled(num_drafts[low:high], num_rows, 0),
-            _filled(stops[low:high], num_rows, NO_STOP),
-            _filled(room[low:high], num_rows, 1),
-        )
-        return packed[: high - low]
+        found = []
+        for batch in range(VERIFIED_BATCHES):
+            packed = torch.zeros(num_rows, query_len + 1, dtype=torch.int32)
+            shape.verify(
+                packed,
+                _filled(targets[batch, low:high].flatten(), shape.num_target_ids, 0),
+                _filled(tokens[batch, low:high].flatten(), shape.num_token_ids, 0),
+                torch.tensor([query_len], dtype=torch.int32),
+                _filled(num_drafts[batch, low:high], num_rows, 0),
+                _filled(stops[batch, low:high], num_rows, NO_STOP),
+                _filled(room[batch, low:high], num_rows, 1),
+            )
+            found.append(packed[: high - low])
+        return torch.cat(found, dim=1)
 
     return Problem("verifier", num_rows, verify, each=True)
 
