@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from capture.config import CaptureConfig
 from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
 from graphengine.engine import Engine
 from proposers.mock import RaggedProposer
@@ -16,7 +15,6 @@ CONFIG = EngineConfig(
     max_model_len=256,
     max_num_seqs=2,
     speculative=SpeculativeConfig("ngram", max_draft_tokens=3),
-    capture=CaptureConfig(compile="off"),
     cache=CacheConfig(enable_prefix_caching=False),
 )
 

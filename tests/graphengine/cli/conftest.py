@@ -9,8 +9,8 @@ import pytest
 from graphengine.cli.app import run
 from tests.tiny import make_checkpoint
 
-# A small table without torch.compile: starts in a second.
-SMALL = ["--compile", "off", "--max-num-seqs", "1", "--max-model-len", "256"]
+# A small table: starts in a second.
+SMALL = ["--max-num-seqs", "1", "--max-model-len", "256"]
 
 
 @dataclass(frozen=True, slots=True)

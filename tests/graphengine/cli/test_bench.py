@@ -57,7 +57,7 @@ def test_a_difference_is_exit_code_1(
     replays = ["--replays", 0] if command == "bench" else []
     # The demo's prompts are long in tokens of one byte each.
     checkpoint = make_checkpoint(tmp_path / "long", max_position_embeddings=1024)
-    size = ["--compile", "off", "--max-num-seqs", 1]
+    size = ["--max-num-seqs", 1]
     options = ["--rounds", 1, "--max-tokens", 2, *replays, *size]
     result = cli(command, checkpoint, *options)
     assert result.code == 1

@@ -21,7 +21,7 @@ TOKENS = ["--max-tokens", "12"]
 
 @pytest.fixture(scope="module")
 def config() -> EngineConfig:
-    return EngineOptions(compile="off", max_num_seqs=1, max_model_len=256).config()
+    return EngineOptions(max_num_seqs=1, max_model_len=256).config()
 
 
 @pytest.fixture(scope="module")
