@@ -6,6 +6,7 @@ a step's own rows, is checked by the harness before and after every step here.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from graphengine.captured_step import make_buffers
+from graphengine.models.loader import open_model
+from graphengine.request_state import MAX_STOP_IDS
+from graphengine.resolve import resolve
 from graphengine.sampling.params import SamplingParams
 from proposers.base import Draft, ProposeInputs
 from proposers.mock import MockProposer
@@ -68,23 +73,35 @@ def test_the_whole_grid_replays_captured_cells(
     assert harness.batch_sizes == [n for n in range(1, max_num_seqs + 1) for _ in range(k + 1)]
 
 
-def test_every_static_buffer_holds_the_largest_cell(checkpoints: Checkpoints) -> None:
+@pytest.mark.parametrize(
+    ("max_num_seqs", "k", "rows"), [(6, 6, 42), (33, 3, 132), (33, 9, 330), (1, 3, 4)]
+)
+def test_every_static_buffer_holds_the_largest_cell(
+    max_num_seqs: int, k: int, rows: int, checkpoints: Checkpoints
+) -> None:
     """A buffer smaller than the padded batch, which would return short slices (case 16)."""
-    for max_num_seqs, k in ((6, 6), (33, 3), (1, 3)):
-        setup = Setup(k=k, max_num_seqs=max_num_seqs, graph="eager")
-        engine = setup.start(checkpoints.get())
-        buffers = engine.runner.buffers
-        largest = next(iter(engine.resolved.table))
-        assert largest.num_tokens == max_num_seqs * (k + 1)
-        for name, view in buffers.cell(largest).items():
-            spec = buffers.specs[name]
-            expected = spec.resolve(
-                num_reqs=largest.num_reqs,
-                num_tokens=largest.num_tokens,
-                query_len=largest.query_len,
-            )
-            assert tuple(view.shape) == expected
-        engine.close()
+    config = Setup(k=k, max_num_seqs=max_num_seqs, max_model_len=64, block_size=4).config()
+    resolved = resolve(open_model(checkpoints.get()).config, config)
+    assert next(iter(resolved.table)).num_tokens == rows
+    model = resolved.model
+    elements = {
+        **dict.fromkeys(("token_ids", "positions", "slot_mapping", "target_ids"), rows),
+        **dict.fromkeys(("hidden", "normed"), rows * model.hidden_size),
+        "qkv": rows * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim,
+        "attended": rows * model.num_heads * model.head_dim,
+        "activated": rows * model.intermediate_size,
+        "logits": rows * VOCAB_SIZE,
+        "query_len": 1,
+        "query_start_loc": max_num_seqs + 1,
+        "block_table": max_num_seqs * 64 // 4,
+        **dict.fromkeys(("num_draft_tokens", "max_new_tokens"), max_num_seqs),
+        "stop_ids": max_num_seqs * MAX_STOP_IDS,
+        "packed": max_num_seqs * (k + 2),
+    }
+    buffers = make_buffers(model, resolved.sizes, torch.device("meta"))
+    assert set(buffers.specs) == set(elements), "count the new buffer here, too"
+    for name, least in elements.items():
+        assert buffers.whole(name).numel() >= least, f"{name} is too small"
 
 
 @pytest.mark.parametrize("graph", ["tape", "compiled"])
@@ -172,22 +189,36 @@ def test_engines_of_other_widths_side_by_side(ks: Sequence[int], checkpoints: Ch
         assert harness.engine.stats().acceptance_rate == 1.0
 
 
-def test_capturing_again_needs_no_more_buffers(checkpoints: Checkpoints) -> None:
-    """Graph memory that grows with the number of cells or with the engine's history (case 57)."""
-    sizes = {}
-    for max_num_seqs in (1, 4, 16):
-        engine = Setup(k=3, max_num_seqs=max_num_seqs).start(checkpoints.get())
-        stats = engine.stats()
-        sizes[max_num_seqs] = (engine.runner.buffers.num_bytes, sum(stats.capture_bytes.values()))
-        again = Setup(k=3, max_num_seqs=max_num_seqs).start(checkpoints.get())
-        assert again.runner.buffers.num_bytes == engine.runner.buffers.num_bytes
-        assert again.stats().capture_bytes == stats.capture_bytes
-        cells = len(engine.resolved.table)
-        largest = next(iter(engine.resolved.table))
-        whole = sum(view.nbytes for view in engine.runner.buffers.cell(largest).values())
-        prefill = engine.runner.buffers.prefill(num_reqs=max(2, max_num_seqs), num_tokens=256)
-        assert sizes[max_num_seqs][0] <= whole + sum(view.nbytes for view in prefill.values())
-        assert sizes[max_num_seqs][1] < cells * (1 << 14)
-        assert torch.is_tensor(engine.runner.last_logits(largest))
+def test_more_cells_need_no_more_memory_each(checkpoints: Checkpoints) -> None:
+    """Buffers or graphs that grow with the number of cells (case 57)."""
+    few = Setup(k=6, max_num_seqs=16, num_reqs=(16,), draft_lengths=(6,))
+    many = replace(few, num_reqs=tuple(range(1, 17)), draft_lengths=tuple(range(7)))
+    cells, buffers, largest = [], [], []
+    for setup in (few, many):
+        engine = setup.start(checkpoints.get())
+        sizes = engine.stats().capture_bytes
+        cells.append(len(sizes))
+        buffers.append(engine.runner.buffers.num_bytes)
+        largest.append(max(sizes.values()))
         engine.close()
-        again.close()
+    assert cells == [2, 16 * 7]
+    assert buffers[0] == buffers[1]
+    assert largest[0] == largest[1] > 0
+
+
+def test_capturing_again_returns_to_the_same_memory(checkpoints: Checkpoints) -> None:
+    """A second capture that adds to the first one's buffers, graphs or figures (case 57)."""
+    engine = Setup(k=3).start(checkpoints.get(), scripted("ragged", {}, seed=1))
+    harness, manager = Harness(engine), engine.runner.manager
+    harness.add("before", [3, 4, 5], LONG)
+    harness.drain()
+    graphs = [weakref.ref(graph) for graph in manager._graphs.values()]
+    addresses, num_bytes = dict(engine.runner.buffers.addresses()), engine.stats().capture_bytes
+    engine.runner.capture()
+    assert len(graphs) == len(engine.resolved.table)
+    assert [graph() for graph in graphs] == [None] * len(graphs), "graphs of the first capture live"
+    assert engine.runner.buffers.addresses() == addresses
+    assert engine.stats().capture_bytes == num_bytes
+    harness.add("after", [3, 4, 5], LONG)
+    harness.drain()
+    assert harness.stream("after") == harness.stream("before")
