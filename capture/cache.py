@@ -7,11 +7,13 @@ the cache, with a warning.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,13 +31,17 @@ def cache_dir() -> Path:
 
 
 def writable_dir(directory: Path) -> Path:
-    """`directory`, made if needed; where it cannot be written, a fresh one and a warning."""
+    """`directory`, made if needed; where it cannot be written, a fresh one and a warning.
+
+    The fresh one is removed when this process exits.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             return directory
     except OSError as error:
         fallback = Path(tempfile.mkdtemp(prefix=f"graphengine-{directory.name}-"))
+        atexit.register(_remove, fallback, os.getpid())
         logger.warning(
             "cache %s is not writable (%s): using %s for this process; set GRAPHENGINE_CACHE_DIR "
             "to a writable directory to keep what is compiled",
@@ -44,6 +50,11 @@ def writable_dir(directory: Path) -> Path:
             fallback,
         )
         return fallback
+
+
+def _remove(directory: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a process that was forked from it
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def machine_facts() -> dict[str, object]:

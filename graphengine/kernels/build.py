@@ -18,6 +18,8 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 # torch first: its wheel brings libgomp, and our library must join that copy, not load a second one
@@ -48,18 +50,28 @@ class BuildError(RuntimeError):
     """The kernels cannot be built on this machine; the message says what is missing or failed."""
 
 
-def build(extra_flags: Sequence[str] = ()) -> ctypes.CDLL:
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The loaded library, and whether the cache had it."""
+
+    library: ctypes.CDLL
+    cached: bool
+
+
+def build(extra_flags: Sequence[str] = ()) -> Built:
     """Load the library, compiling it where the cache has no sound copy.
 
-    `extra_flags` come last on the compiler's command line and are part of the key (the tests build
-    the portable vectors with them). Raises BuildError where there is no compiler or it fails.
+    A cache that can only be read serves what it holds. `extra_flags` come last on the compiler's
+    command line and are part of the key (the tests build the portable vectors with them). Raises
+    BuildError where there is no compiler or it fails.
     """
-    directory = writable_dir(cache_dir() / "kernels" / library_key(extra_flags))
+    directory = cache_dir() / "kernels" / library_key(extra_flags)
     for path in sorted(directory.glob("kernels-*.so")):
         library = _load_sound(path)
         if library is not None:
-            return library
-    return ctypes.CDLL(str(_compile(all_flags(extra_flags), directory)))
+            return Built(library, cached=True)
+    compiled = _compile(all_flags(extra_flags), writable_dir(directory))
+    return Built(ctypes.CDLL(str(compiled)), cached=False)
 
 
 def find_compiler() -> str:
@@ -86,12 +98,10 @@ def native_flag() -> str:
 
 def library_key(extra_flags: Sequence[str] = ()) -> str:
     """Digest of everything that can change the built code."""
-    compiler = find_compiler()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
     files = (*sources(), *sorted(SOURCE_DIR.glob("*.h")))
     return cache_key(
         {
-            "compiler": version.stdout,
+            "compiler": _run([find_compiler(), "--version"]),
             "flags": all_flags(extra_flags),
             "cpu": cpu_features(),
             "sources": {path.name: path.read_text(encoding="utf-8") for path in files},
@@ -110,13 +120,16 @@ def sources() -> list[Path]:
 def _load_sound(path: Path) -> ctypes.CDLL | None:
     """The library at `path`; where it is damaged or cannot be loaded, removes it and gives None."""
     reason = "its content does not match its digest"
-    if _file_name(path.read_bytes()) == path.name:
-        try:
+    try:
+        if _file_name(path.read_bytes()) == path.name:
             return ctypes.CDLL(str(path))
-        except OSError as error:
-            reason = str(error)
+    except FileNotFoundError:
+        return None  # another process has found it damaged and removed it
+    except OSError as error:
+        reason = str(error)
     logger.warning("cached kernel library %s is unusable (%s): rebuilding", path, reason)
-    path.unlink(missing_ok=True)
+    with suppress(OSError):  # a cache that cannot be written keeps it, and is left for another
+        path.unlink()
     return None
 
 
@@ -142,9 +155,13 @@ def _compile(flags: Sequence[str], directory: Path) -> Path:
     return target
 
 
-def _run(command: Sequence[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: Sequence[str]) -> str:
+    """What the compiler prints."""
+    failed = f"the compiler failed on the CPU kernels: {' '.join(command)}\n"
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(failed + str(error)) from error
     if result.returncode != 0:
-        raise BuildError(
-            f"the compiler failed on the CPU kernels: {' '.join(command)}\n{result.stderr.strip()}"
-        )
+        raise BuildError(failed + result.stderr.strip())
+    return result.stdout

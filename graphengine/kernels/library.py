@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Final, Literal
 
-from graphengine.kernels.build import build
+from graphengine.kernels.build import Built, build
 
 Kind = Literal["pointer", "int"]
 
@@ -102,7 +102,19 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
 @cache
 def load() -> ctypes.CDLL:
     """The library of this process: built where the cache lacks it, loaded and bound once."""
-    return bind(build())
+    return bind(_built().library)
+
+
+def ensure_loaded() -> bool:
+    """Load the library; False where that compiled it."""
+    loaded_before = _built.cache_info().currsize > 0
+    load()
+    return loaded_before or _built().cached
+
+
+@cache
+def _built() -> Built:
+    return build()
 
 
 @cache

@@ -13,7 +13,7 @@ PORTABLE = ("-mno-avx", "-O2") if platform.machine() == "x86_64" else ()
 
 @pytest.fixture(scope="session", params=["native", "portable"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    library = load() if request.param == "native" else bind(build(PORTABLE))
+    library = load() if request.param == "native" else bind(build(PORTABLE).library)
     if request.param == "portable":
         assert library.vector_lanes() == 4, "the portable build must not use wide vectors"
     return Kernels(library)

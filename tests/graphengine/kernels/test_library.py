@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from capture.ops import MAX_NATIVE_ARGS, NativeOp
 from graphengine.kernels import build as build_module
+from graphengine.kernels import library
 from graphengine.kernels.build import build
 from graphengine.kernels.library import FUNCTIONS, address
 from graphengine.kernels.ops import native_op
@@ -36,18 +38,54 @@ def _built(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.usefixtures("tiny_sources")
 def test_second_build_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warm start must not run the compiler."""
-    assert build().answer() == 42
+    """A warm start must not run the compiler, and must know that it did not."""
+    assert not build().cached
     monkeypatch.setattr(build_module, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert build().answer() == 42
+    again = build()
+    assert again.cached
+    assert again.library.answer() == 42
     assert len(_built(tmp_path)) == 1
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_a_cache_that_can_only_be_read_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache baked into an image must not be compiled again into a new folder at every start."""
+    build()
+    (path,) = _built(tmp_path)
+    path.parent.chmod(0o500)  # keeps nobody out who is root, so that asking is a fault, too
+    monkeypatch.setattr(build_module, "writable_dir", lambda _: pytest.fail("asked to write"))
+    try:
+        assert build().cached
+    finally:
+        path.parent.chmod(0o700)
+
+
+@pytest.mark.usefixtures("tiny_sources")
+def test_a_library_that_another_process_removes_is_built(tmp_path: Path) -> None:
+    """Two starts that find the same damaged file: the slower one must not fail on its absence."""
+    build()
+    (path,) = _built(tmp_path)
+    path.unlink()
+    path.symlink_to(tmp_path / "removed")  # listed, and gone when it is opened
+    assert not build().cached
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_loading_tells_whether_it_compiled(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that calls itself warm after a compile, or cold where a process starts a second."""
+    built = build_module.Built(library.load(), cached)
+    monkeypatch.setattr(library, "_built", cache(lambda: built))
+    assert library.ensure_loaded() == cached
+    assert library.ensure_loaded()
 
 
 def test_changed_sources_are_another_key(tiny_sources: Path, tmp_path: Path) -> None:
     """A stale library after an upgrade would run old arithmetic."""
     build()
     (tiny_sources / "answer.cpp").write_text(STUB.replace("42", "43"))
-    assert build().answer() == 43
+    assert build().library.answer() == 43
     build(("-DOTHER",))
     assert len(_built(tmp_path)) == 3
 
@@ -66,7 +104,7 @@ def test_damaged_file_is_rebuilt(
     path.unlink()
     path.write_bytes({"truncate": content[:1000], "flip": content, "empty": bytearray()}[damage])
     with caplog.at_level(logging.WARNING):
-        assert build().answer() == 42
+        assert build().library.answer() == 42
     assert "unusable" in caplog.text
 
 
@@ -78,7 +116,7 @@ def test_unwritable_cache_falls_back_loudly(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("GRAPHENGINE_CACHE_DIR", str(tmp_path / "file"))
     with caplog.at_level(logging.WARNING):
-        assert build().answer() == 42
+        assert build().library.answer() == 42
     assert "not writable" in caplog.text
 
 
@@ -87,6 +125,23 @@ def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to install, not FileNotFoundError."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RuntimeError, match=r"CXX=no-such-compiler is not on PATH.*install g\+\+"):
+        build()
+
+
+@pytest.mark.usefixtures("tiny_sources")
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [("#!/bin/sh\necho no licence >&2\nexit 3\n", "no licence"), ("no program\n", "Exec format")],
+)
+def test_a_compiler_that_does_not_run_is_named(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken compiler must not end a start with a traceback of subprocess."""
+    compiler = tmp_path / "broken-c++"
+    compiler.write_text(script)
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(build_module.BuildError, match=rf"broken-c\+\+ --version\n.*{reason}"):
         build()
 
 
