@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphengine.models.config import MODEL_DTYPES, ModelConfig
+from graphengine.models.config import ModelConfig
 from graphengine.models.gguf_config import read_gguf_config
 from graphengine.models.gguf_file import GGUFFile
 from graphengine.models.hf_config import read_hf_config
@@ -27,6 +27,7 @@ from graphengine.models.weights import GGUFSource, SafetensorsSource, WeightSour
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+_ROWS = 1024
 
 # Tensors that old checkpoints carry and that the config already determines.
 _IGNORABLE = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -88,7 +89,7 @@ def open_model(model: str | Path) -> OpenedModel:
     config = read_hf_config(
         raw,
         generation=_read_json(generation_path) if generation_path.is_file() else None,
-        fallback_dtype=_stored_dtype(source),
+        fallback_dtype=source.float_dtype(),
     )
     return OpenedModel(
         location=location,
@@ -119,8 +120,8 @@ def load_weights(
 
     Raises:
         ValueError: A destination without a tensor, a tensor without a destination, a shape that
-            differs, or a checkpoint whose head contradicts `tie_word_embeddings`. Names are checked
-            before anything is read.
+            differs, or a checkpoint whose head contradicts `tie_word_embeddings`. Names and shapes
+            are checked before anything is read.
     """
     started = time.perf_counter()
     plan, shared = _plan(destinations, source, config)
@@ -128,10 +129,12 @@ def load_weights(
     for done, (name, stored) in enumerate(plan.items(), start=1):
         destination = destinations[name]
         # No local holds the tensor: it would live on while the next one is read.
-        _fill(destination, source.read(stored), name)
+        destination.copy_(source.read(stored))
         num_bytes += destination.numel() * destination.element_size()
         if progress is not None:
             progress(done, len(plan), name)
+    if config.tie_word_embeddings and {EMBEDDING, HEAD} <= set(source.names()):
+        _check_tied(destinations[EMBEDDING], source)
     return LoadReport(
         seconds=time.perf_counter() - started,
         bytes=num_bytes,
@@ -140,26 +143,20 @@ def load_weights(
     )
 
 
-def _fill(destination: Tensor, tensor: Tensor, name: str) -> None:
-    if tensor.shape != destination.shape:
-        raise ValueError(
-            f"{name}: the checkpoint has shape {list(tensor.shape)}, the config implies "
-            f"{list(destination.shape)}"
-        )
-    destination.copy_(tensor)
-
-
 def _plan(
     destinations: Mapping[str, Tensor], source: WeightSource, config: ModelConfig
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Destination name -> name in the source, and the shared names; all names accounted for."""
+    """Destination name -> name in the source, and the shared names.
+
+    All names are accounted for and all shapes are those of the destinations.
+    """
     stored = {name for name in source.names() if not _IGNORABLE.search(name)}
     plan = {name: name for name in destinations if name in stored}
     shared: tuple[str, ...] = ()
     if config.tie_word_embeddings:
         shared = (HEAD,)
         if stored & {EMBEDDING, HEAD}:
-            only = _tied_tensor(stored, source)
+            only = EMBEDDING if EMBEDDING in stored else HEAD
             plan.update({name: only for name in (EMBEDDING, HEAD) if name in destinations})
             stored -= {EMBEDDING, HEAD}
     elif HEAD in destinations and HEAD not in stored:
@@ -176,31 +173,28 @@ def _plan(
             f"the checkpoint holds {len(unused)} tensors that {config.architecture} has no place "
             f"for: {_some(unused)}"
         )
+    for name, tensor in destinations.items():
+        if source.shape(plan[name]) != tensor.shape:
+            raise ValueError(
+                f"{name}: the checkpoint has shape {list(source.shape(plan[name]))}, the config "
+                f"implies {list(tensor.shape)}"
+            )
     return plan, shared
 
 
-def _tied_tensor(stored: set[str], source: WeightSource) -> str:
-    """The one tensor that serves as embedding and head."""
-    if HEAD not in stored:
-        return EMBEDDING
-    if EMBEDDING not in stored:
-        return HEAD
-    # Readers disagree on which one counts when they differ, so there is no safe choice.
-    if not torch.equal(source.read(EMBEDDING), source.read(HEAD)):
+def _check_tied(embedding: Tensor, source: WeightSource) -> None:
+    """Hold a stored head to the loaded embedding, in whose place and dtype it is used."""
+    same = source.shape(HEAD) == embedding.shape
+    if same:
+        # By rows, so that no second matrix is made by the conversion.
+        rows = zip(embedding.split(_ROWS), source.read(HEAD).split(_ROWS), strict=True)
+        same = all(torch.equal(ours, theirs.to(ours.dtype)) for ours, theirs in rows)
+    if not same:
+        # Readers disagree on which one counts, so there is no safe choice.
         raise ValueError(
             f"tie_word_embeddings is true but {HEAD} differs from {EMBEDDING} in the checkpoint; "
             "set tie_word_embeddings to false in config.json to use both"
         )
-    return EMBEDDING
-
-
-def _stored_dtype(source: SafetensorsSource) -> torch.dtype:
-    """The dtype of the first floating-point tensor, for configs that name none."""
-    for name in source.names():
-        dtype = source.read(name).dtype
-        if dtype in MODEL_DTYPES:
-            return dtype
-    raise ValueError("the checkpoint holds no fp32, bf16 or fp16 tensor")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

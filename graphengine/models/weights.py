@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import safetensors
+import torch
 from torch import Tensor
 
 from graphengine.models.config import ModelConfig
 from graphengine.models.gguf_config import ROPE_FACTORS_TENSOR
 from graphengine.models.gguf_file import GGUFFile
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -25,6 +28,9 @@ class WeightSource(Protocol):
 
     def names(self) -> Sequence[str]:
         """Canonical names of all tensors, such as `model.layers.0.self_attn.q_proj.weight`."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor, from the header."""
 
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, in its stored (or dequantised) dtype; treat it as read-only."""
@@ -50,6 +56,21 @@ class SafetensorsSource:
 
     def names(self) -> Sequence[str]:
         return list(self._handles)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._handles[name].get_slice(name).get_shape())
+
+    def float_dtype(self) -> torch.dtype:
+        """Dtype of the first fp32, bf16 or fp16 tensor, from the headers.
+
+        Raises:
+            ValueError: There is none.
+        """
+        for name, handle in self._handles.items():
+            dtype = _DTYPES.get(handle.get_slice(name).get_dtype())
+            if dtype is not None:
+                return dtype
+        raise ValueError("the checkpoint holds no fp32, bf16 or fp16 tensor")
 
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._handles[name].get_tensor(name)
@@ -132,6 +153,9 @@ class GGUFSource:
 
     def names(self) -> Sequence[str]:
         return list(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.tensors[self._stored[name]].shape
 
     def read(self, name: str) -> Tensor:
         stored = self._stored[name]

@@ -13,8 +13,13 @@ from torch import Tensor
 
 from graphengine.models import locate
 from graphengine.models.loader import OpenedModel, load_weights, open_model
-from graphengine.models.weights import INDEX_FILE, SINGLE_FILE
-from tests.tiny import TinyCase, make_checkpoint, make_model, tiny_matrix
+from graphengine.models.weights import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    SafetensorsSource,
+    WeightSource,
+)
+from tests.tiny import TinyCase, make_checkpoint, make_gguf, make_model, tiny_matrix
 
 
 def empty_like_model(arch: str = "llama", **overrides: object) -> dict[str, Tensor]:
@@ -83,26 +88,42 @@ def test_loads_into_views_and_converts_dtype(tmp_path: Path) -> None:
     assert torch.equal(fused, torch.cat([reference[name] for name in names]).bfloat16())
 
 
-def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path) -> None:
+class Watched:
+    """A source that knows which tensors were read from it and how many of them live at once."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._alive: list[weakref.ref[Tensor]] = []
+        self.read_names: list[str] = []
+        self.most_alive = 0
+
+    def names(self) -> Sequence[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        tensor = self._source.read(name).clone()
+        self.read_names.append(name)
+        self._alive.append(weakref.ref(tensor))
+        self.most_alive = max(self.most_alive, sum(ref() is not None for ref in self._alive))
+        return tensor
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_one_tensor_at_a_time_is_in_memory(tied: bool, tmp_path: Path) -> None:
     """Guards the second full copy: big models would need twice their size to start."""
-    opened = open_model(make_checkpoint(tmp_path))
-    read: list[weakref.ref[Tensor]] = []
-    most_alive = 0
-
-    class Watched:
-        def names(self) -> Sequence[str]:
-            return opened.source.names()
-
-        def read(self, name: str) -> Tensor:
-            nonlocal most_alive
-            tensor = opened.source.read(name).clone()
-            read.append(weakref.ref(tensor))
-            most_alive = max(most_alive, sum(ref() is not None for ref in read))
-            return tensor
-
-    load_weights(empty_like_model(), Watched(), config=opened.config)
-    assert len(read) == 21
-    assert most_alive == 1
+    directory = make_checkpoint(tmp_path, tie_word_embeddings=tied)
+    if tied:  # and stored all the same, so that the two must be compared
+        embedding = load_file(directory / SINGLE_FILE)["model.embed_tokens.weight"]
+        edit_weights(directory, **{"lm_head.weight": embedding.clone()})
+    opened = open_model(directory)
+    source = Watched(opened.source)
+    load_weights(empty_like_model(tie_word_embeddings=tied), source, config=opened.config)
+    assert sorted(source.read_names) == sorted(source.names())
+    assert len(source.read_names) == 21
+    assert source.most_alive == 1
 
 
 def test_missing_and_unknown_tensors_are_named(tmp_path: Path) -> None:
@@ -136,6 +157,29 @@ def test_wrong_shape_names_parameter_and_both_shapes(tmp_path: Path) -> None:
         load(open_model(directory), empty_like_model(intermediate_size=128))
 
 
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_shapes_are_checked_before_anything_is_read(kind: str, tmp_path: Path) -> None:
+    """Guards minutes of reading before a misfit of the last tensor is found."""
+    path = make_checkpoint(tmp_path / "hf")
+    if kind == "gguf":
+        path = make_gguf(path, tmp_path / "m.gguf")
+    opened = open_model(path)
+    source, destinations = Watched(opened.source), empty_like_model()
+    destinations["model.norm.weight"] = torch.empty(65)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight: .* \[64\], .* \[65\]"):
+        load_weights(destinations, source, config=opened.config)
+    assert source.read_names == []
+
+
+def test_opening_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards an embedding of gigabytes that is read to learn its dtype."""
+    directory = make_checkpoint(tmp_path)
+    monkeypatch.setattr(SafetensorsSource, "read", lambda *_: pytest.fail("a weight was read"))
+    for dtype in ("bfloat16", None):
+        edit_config(directory, dtype=dtype)
+        assert open_model(directory).config.dtype == (torch.bfloat16 if dtype else torch.float32)
+
+
 def test_untied_head_must_be_there(tmp_path: Path) -> None:
     """Guards an output head that stays empty because the config forgot to say it is tied."""
     directory = make_checkpoint(tmp_path, tie_word_embeddings=True)
@@ -158,9 +202,11 @@ def test_tied_head_in_the_checkpoint(tmp_path: Path) -> None:
     edit_weights(directory, drop="model.embed_tokens.weight")
     load(open_model(directory), tied)
     assert torch.equal(tied["model.embed_tokens.weight"], embedding)
-    edit_weights(directory, **{"model.embed_tokens.weight": embedding + 1.0})
-    with pytest.raises(ValueError, match=r"lm_head\.weight differs"):
-        load(open_model(directory), tied)
+    edit_weights(directory, **{"model.embed_tokens.weight": embedding})
+    for other in (embedding + 1.0, embedding[:-1]):
+        edit_weights(directory, **{"lm_head.weight": other})
+        with pytest.raises(ValueError, match=r"lm_head\.weight differs"):
+            load(open_model(directory), tied)
     edit_weights(directory, drop="model.embed_tokens.weight")
     edit_weights(directory, drop="lm_head.weight")
     with pytest.raises(ValueError, match=r"lacks 1 parameters: model\.embed_tokens\.weight"):
