@@ -1,13 +1,10 @@
-"""Reference attention: the definition, in plain torch, on one screen. For tests; materialises
-everything.
+"""Reference attention: the definition, in plain torch, on one screen.
 
-The chain mask is explicit: `[num_rows, past + num_rows]`, history visible to all rows, draft i
-seeing drafts < i.
+What every other backend is tested against. Gathers whole contexts, repeats the heads and makes the
+chain mask explicit, all in float64; it cannot be captured, and is not meant to be fast.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import torch
 
@@ -17,7 +14,11 @@ Tensor = torch.Tensor
 
 
 class ReferenceAttention:
-    """Gathers each request's pages and computes softmax(q k^T / sqrt(dim) + mask) v in float64."""
+    """softmax(q k^T / sqrt(dim) + mask) v over each request's own pages.
+
+    Requests are padded to the rows of the longest, k + 1 in a verify step. Slots that none of a
+    request's rows may see have no effect, NaN in them included.
+    """
 
     name = "reference"
 
@@ -29,38 +30,47 @@ class ReferenceAttention:
 
     def run(self, out: Tensor, qkv: Tensor, kv_cache: Tensor, batch: AttentionBatch) -> None:
         shape = self._shape
-        starts = batch.query_start_loc.tolist()
-        for request, (first, last) in enumerate(pairwise(starts)):
-            positions = batch.positions[first:last].long()
-            length = int(positions.max()) + 1
-            keys, values = self._pages(kv_cache, batch.block_table[request], length)
-            q = qkv[first:last, : shape.num_heads * shape.head_dim].double()
-            q = q.view(last - first, shape.num_heads, shape.head_dim)
-            scores = torch.einsum("qhd,khd->hqk", q, keys) / shape.head_dim**0.5
-            scores = scores.masked_fill(
-                ~chain_mask(positions, length, shape.sliding_window), -torch.inf
-            )
-            attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
-            out[first:last] = attended.reshape(last - first, -1).float()
+        starts = batch.query_start_loc.long()
+        offsets = torch.arange(int(starts.diff().max()))
+        live = offsets < starts.diff()[:, None]  # [batch, k + 1]
+        rows = torch.where(live, starts[:-1, None] + offsets, 0)
+        positions = torch.where(live, batch.positions.long()[rows], 0)
+        length = int(positions.max()) + 1  # past + k + 1 of the longest request
+        mask = chain_mask(positions, length, shape.sliding_window)
 
-    def _pages(self, kv_cache: Tensor, block_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """K and V of the first `length` positions, [length, heads, dim] float64, heads repeated."""
+        q = qkv.double().view(len(qkv), -1, shape.head_dim)[rows, : shape.num_heads].transpose(1, 2)
+        keys, values = self._pages(kv_cache, batch.block_table, length)
+        unseen = ~mask.any(2)[..., None]
+        keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
+        scores = q @ keys.transpose(2, 3) / shape.head_dim**0.5  # [batch, heads, k + 1, length]
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        attended = (weights @ values).transpose(1, 2)  # [batch, k + 1, heads, dim]
+        out[rows[live]] = attended[live].flatten(1).to(out.dtype)
+
+    def _pages(self, kv_cache: Tensor, block_table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """K and V of each request's first `length` positions, [batch, heads, length, dim]."""
         shape = self._shape
-        pages = kv_cache[block_ids[: -(-length // shape.block_size)].long()].double()
+        num_blocks = -(-length // shape.block_size)
+        pages = kv_cache[block_table[:, :num_blocks].long()].double()
         repeats = shape.num_heads // shape.num_kv_heads
         keys, values = (
-            pages[:, part].flatten(0, 1)[:length].repeat_interleave(repeats, dim=1)
+            pages[:, :, part].flatten(1, 2)[:, :length].repeat_interleave(repeats, 2)
             for part in (0, 1)
         )
-        return keys, values
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
 
-def chain_mask(positions: Tensor, length: int, sliding_window: int | None) -> Tensor:
-    """[num_rows, length] bool: row at position p sees positions <= p, and > p - window if there is
-    one.
+def chain_mask(positions: Tensor, length: int, sliding_window: int | None = None) -> Tensor:
+    """What each row may see: bool [batch, 1, k + 1, length], with length = past + k + 1.
+
+    A row at position p sees the positions up to p, and above p - window where there is one. So rows
+    at past, past + 1, ... see all of the history; draft i sees itself and the drafts before it.
+
+    Args:
+        positions: [batch, k + 1], of the last known token and of its drafts.
     """
     columns = torch.arange(length)
-    mask = columns <= positions[:, None]
+    mask = columns <= positions[..., None]
     if sliding_window is not None:
-        mask &= columns > positions[:, None] - sliding_window
-    return mask
+        mask &= columns > positions[..., None] - sliding_window
+    return mask[:, None]

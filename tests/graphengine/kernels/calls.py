@@ -1,4 +1,4 @@
-"""The kernel library called with tensors, and plain float64 references for it.
+"""The kernel library called with tensors, and the reference backend over the same ones.
 
 Owns only what the kernel tests share. Every method allocates its output, filled with NaN, so that a
 value the kernel forgot to write cannot pass.
@@ -8,10 +8,12 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from graphengine.attention.base import AttentionBatch, AttentionShape
+from graphengine.attention.reference import ReferenceAttention
 
 SUFFIX = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
@@ -136,18 +138,16 @@ class Kernels:
 
 
 def reference_attention(context: Context) -> Tensor:
-    """Float64 softmax(q k^T / sqrt(D)) v over the positions that each row may see."""
+    """What `attention` should give, in float64."""
     num_heads, kv_heads, head_dim, block_size = context.shape
-    out = torch.zeros(len(context.positions), num_heads, head_dim, dtype=torch.float64)
-    starts = context.query_start_loc.tolist()
-    for r, (begin, end) in enumerate(pairwise(starts)):
-        for t in range(begin, end):
-            p = int(context.positions[t])
-            seen = torch.arange(max(0, p - context.window + 1) if context.window else 0, p + 1)
-            blocks = context.block_table[r, seen // block_size].long()
-            kv = context.cache[blocks, :, seen % block_size].double()  # [seen, 2, Hkv, D]
-            q = context.qkv[t, : num_heads * head_dim].double().view(kv_heads, -1, head_dim)
-            scores = torch.einsum("hgd,shd->hgs", q, kv[:, 0]) / head_dim**0.5
-            value = torch.einsum("hgs,shd->hgd", scores.softmax(-1), kv[:, 1])
-            out[t] = value.reshape(num_heads, head_dim)
-    return out.flatten(1)
+    shape = AttentionShape(
+        num_heads=num_heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        sliding_window=context.window or None,
+    )
+    batch = AttentionBatch(context.block_table, context.query_start_loc, context.positions)
+    out = empty(len(context.positions), num_heads * head_dim, dtype=torch.float64)
+    ReferenceAttention(shape).run(out, context.qkv, context.cache, batch)
+    return out

@@ -1,4 +1,7 @@
-"""paged_attention: values, the chain mask, and bits that depend on nothing but what a row sees."""
+"""paged_attention: values, and bits that depend on nothing but what a row sees.
+
+Values are held to the reference backend, and that to torch's own attention (`test_reference.py`).
+"""
 
 from dataclasses import replace
 
@@ -69,7 +72,7 @@ def one_row(context: Context, t: int) -> Context:
     ("heads", "kv_heads", "dim"),
     [(9, 3, 64), (4, 4, 8), (8, 1, 40), (2, 1, 128), (2, 2, 256), (48, 1, 16)],
 )
-def test_matches_float64(
+def test_matches_the_reference(
     kernels: Kernels, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
 ) -> None:
     """Head grouping, block look-up, chain mask and softmax, with every unowned slot NaN."""
