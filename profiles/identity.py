@@ -36,6 +36,7 @@ LEVELS: dict[str, tuple[Any, ...]] = {
     "prefix_caching": (True, False),
 }
 PROPOSER = "ngram"
+NUM_SMOKE_CELLS = 4  # the first ones, which between them have every graph kind and setting
 CHUNK_BUDGET = 128  # max_num_batched_tokens of cells with chunked prefill, so that prompts split
 
 
@@ -213,7 +214,7 @@ def main() -> int:
     prompts = [p for group in load_workloads(args.prompts).values() for p in group]
     cells = pairwise_cells()
     if args.smoke:
-        prompts, cells, args.max_tokens = prompts[::10], cells[:4], 32
+        prompts, cells, args.max_tokens = prompts[::10], cells[:NUM_SMOKE_CELLS], 32
     chosen = args.cells or range(1, len(cells) + 1)
     if not set(chosen) <= set(range(1, len(cells) + 1)):
         parser.error(f"--cells: there are 1 to {len(cells)}")

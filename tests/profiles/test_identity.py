@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from profiles.identity import LEVELS, cause, compare, pairwise_cells, step_cost, total
+from profiles.identity import (
+    LEVELS,
+    NUM_SMOKE_CELLS,
+    cause,
+    compare,
+    pairwise_cells,
+    step_cost,
+    total,
+)
 
 
 def _pass(seconds: float, num_steps: int, drafted: int = 0, accepted: int = 0) -> dict[str, Any]:
@@ -65,3 +73,11 @@ def test_cells_cover_every_pair_of_levels() -> None:
     for first, second in itertools.combinations(LEVELS, 2):
         seen = {(getattr(cell, first), getattr(cell, second)) for cell in cells}
         assert seen == set(itertools.product(LEVELS[first], LEVELS[second]))
+
+
+def test_the_smoke_cells_have_every_graph_kind_and_setting() -> None:
+    """Guards against a CI run that never meets one kind of graph, or a prefix cache."""
+    cells = pairwise_cells()[:NUM_SMOKE_CELLS]
+    for factor in ("graph", "chunked_prefill", "prefix_caching"):
+        assert {getattr(cell, factor) for cell in cells} == set(LEVELS[factor])
+    assert {1, 16} <= {cell.max_num_seqs for cell in cells}
