@@ -19,6 +19,7 @@ from proposers import registry
 
 SPECULATE_VARIABLE = "GRAPHENGINE_SPECULATE"
 MAX_DRAFT_TOKENS = 64
+MAX_SLOTS = (1 << 31) - 1  # tokens of a KV cache, the null block's included: slots are int32
 OFF = "off"
 
 Numerics = Literal["invariant", "fast"]
@@ -146,7 +147,7 @@ class CacheConfig:
     Args:
         block_size: tokens a block.
         num_blocks: physical blocks, the null block included; None: as many as `max_bytes` holds,
-            but no more than `max_num_seqs` full contexts need.
+            but no more than `max_num_seqs` full contexts need. At most 2**31 - 1 tokens in all.
         max_bytes: size of the cache in bytes where `num_blocks` is None.
         enable_prefix_caching: reuse the KV of prompts seen before.
         enable_chunked_prefill: split prompts over steps. Without it all of a prompt that is not
@@ -165,7 +166,8 @@ class CacheConfig:
     def __post_init__(self) -> None:
         _integer("CacheConfig.block_size", self.block_size, 1, 256)
         if self.num_blocks is not None:
-            _integer("CacheConfig.num_blocks", self.num_blocks, 2, 1 << 24)
+            most = min(1 << 24, MAX_SLOTS // self.block_size)
+            _integer("CacheConfig.num_blocks", self.num_blocks, 2, most)
         _integer("CacheConfig.max_bytes", self.max_bytes, 1, 1 << 50)
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):
             if not isinstance(getattr(self, name), bool):

@@ -1,10 +1,16 @@
 // The exported C functions. Every argument is a pointer or an int64, at most MAX_NATIVE_ARGS, so that
 // a recorded call is a function pointer and int64 words (program.cpp). Suffix: stored dtype of weights
 // and cache; activations are always float. library.py holds the same table for Python.
+//
+// Pointers travel as int64: run_calls and ctypes call each function as one of int64 words alone. C++
+// leaves that open; the 64-bit calling conventions of x86 and ARM pass both kinds alike, and the
+// kernels are for those. A call in which a size is 0 writes nothing.
 #pragma once
 #include <cstdint>
 
 #include "vec.h"
+
+static_assert(sizeof(void*) == sizeof(int64_t), "pointers travel as int64");
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

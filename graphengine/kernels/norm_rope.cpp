@@ -61,6 +61,8 @@ void rope_write(float* qkv, T* kv_cache, const float* cos, const float* sin,
         rotate(head, cos + p * half, sin + p * half, half);
       }
       int64_t slot = slot_mapping[t], block = slot / block_size, offset = slot % block_size;
+      // Padding shares the slots of block 0, which nobody reads: threads must not store there at once.
+      if (block == 0) continue;
       T* key = kv_cache + block * 2 * plane + offset * Hkv * D;
       store_row(key, row + Hq * D, Hkv * D);
       store_row(key + plane, row + (Hq + Hkv) * D, Hkv * D);

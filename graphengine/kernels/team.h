@@ -80,8 +80,10 @@ inline void open_team(int64_t threads, const Body& body) {
 // Fork and join cost some microseconds: work below this many multiply-adds stays on one thread.
 constexpr int64_t kSerialWork = 16384;
 
+// No work, no call: bodies need not expect sizes of 0. All threads of a team see the same `work`.
 template <class Body>
 inline void launch(int64_t work, const Body& body) {
+  if (work <= 0) return;
   const Team* team = current_team;
   if (!team) {
     open_team(work < kSerialWork ? 1 : team_threads(), body);

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from capture.buffers import machine_memory
-from graphengine.config import CacheConfig
+from graphengine.config import MAX_SLOTS, CacheConfig
 from graphengine.models.config import ModelConfig
 
 
@@ -44,7 +44,7 @@ def resolve_num_blocks(
             f"{(per_context + 1) * size} or "
             f"lower max_model_len"
         )
-    return min(affordable, max_num_seqs * per_context + 1)
+    return min(affordable, max_num_seqs * per_context + 1, MAX_SLOTS // cache.block_size)
 
 
 def check_memory(

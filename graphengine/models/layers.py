@@ -67,7 +67,8 @@ class LayerOps(Protocol):
         write k and v.
 
         kv_cache [num_blocks, 2, block_size, kv_heads, dim]; positions, slot_mapping [T] int32.
-        Padding rows carry slots of block 0, the null block.
+        Padding rows carry slots of block 0, the null block, which nobody reads: whether they are
+        stored there is up to the implementation.
         """
 
     def argmax(self, out: Tensor, logits: Tensor) -> None:

@@ -82,8 +82,8 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         "max_bytes=1000.*raise max_bytes",
     ),
     "pool-above-memory": (
-        lambda: {"cache": CacheConfig(num_blocks=1 << 24, block_size=256)},
-        r"num_blocks=16777216 \(\d{13} bytes\) cannot be allocated; lower CacheConfig.num_blocks",
+        lambda: {"cache": CacheConfig(num_blocks=(1 << 23) - 1, block_size=256)},
+        r"num_blocks=8388607 \(\d+ bytes\) cannot be allocated; lower CacheConfig.num_blocks",
     ),
     "unchunked-budget": (
         lambda: {

@@ -1,10 +1,13 @@
 """rms_norm, embed, rope_write and argmax_rows: values, edge cases, and row-by-row bits."""
 
+import ctypes
+
 import pytest
 import torch
 from torch import Tensor
 
-from tests.graphengine.kernels.calls import SUFFIX, Kernels, empty, eps, threads
+from capture.ops import NativeOp
+from tests.graphengine.kernels.calls import SUFFIX, Kernels, empty, eps, threads, words
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -88,16 +91,86 @@ def test_bf16_store_rounds_to_nearest_even_and_keeps_nan(kernels: Kernels) -> No
     dim = 8
     tokens = len(values) // dim
     qkv = torch.cat([torch.zeros(tokens, 2 * dim), values.view(tokens, dim)], 1)
-    cache = torch.zeros(tokens, 2, 1, 1, dim, dtype=torch.bfloat16)
+    cache = torch.zeros(tokens + 1, 2, 1, 1, dim, dtype=torch.bfloat16)
     index = torch.arange(tokens, dtype=torch.int32)
     kernels.call(
         "rope_write_bf16", qkv, cache, torch.ones(tokens, 4), torch.zeros(tokens, 4),
-        index, index, tokens, 1, 1, dim, 1, None, None, eps(),
+        index, index + 1, tokens, 1, 1, dim, 1, None, None, eps(),
     )  # fmt: skip
-    stored, expected = cache[:, 1].flatten(), values.bfloat16()
+    stored, expected = cache[1:, 1].flatten(), values.bfloat16()
     assert torch.equal(stored.isnan(), expected.isnan())
     keep = ~expected.isnan()
     assert torch.equal(stored[keep].view(torch.int16), expected[keep].view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_write_leaves_the_null_block_alone(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Padding rows of several threads map to one slot: to store there would be a data race."""
+    tokens, dim, block_size = 300, 16, 4
+    qkv = torch.randn(tokens, 3 * dim)
+    table, positions = torch.rand(tokens, dim // 2), torch.arange(tokens, dtype=torch.int32)
+
+    def run(slots: Tensor) -> tuple[Tensor, Tensor]:
+        out, cache = qkv.clone(), empty(80, 2, block_size, 1, dim, dtype=dtype)
+        kernels.call(
+            f"rope_write_{SUFFIX[dtype]}", out, cache, table, table, positions, slots,
+            tokens, 1, 1, dim, block_size, None, None, eps(),
+        )  # fmt: skip
+        return out, cache
+
+    slots = positions + block_size
+    padded = torch.where(positions % 3 == 0, slots, positions % block_size)
+    (out, full), (rotated, cache) = run(slots), run(padded)
+    assert torch.equal(rotated, out)
+    assert cache[0].isnan().all()
+    kept = slots[::3].long()
+    kept = (kept // block_size, slice(None), kept % block_size)
+    assert torch.equal(cache[kept], full[kept])
+    assert cache.isfinite().sum() == full[kept].numel()
+
+
+def _recorded(kernels: Kernels, name: str, arguments: list[int]) -> list[int]:
+    """A call of this library's function as its `run_calls` reads it."""
+    at = ctypes.cast(getattr(kernels.library, name), ctypes.c_void_p).value
+    assert at is not None
+    return NativeOp(name, at, len(arguments)).encode(tuple(arguments))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_call_without_rows_or_columns_writes_nothing(kernels: Kernels, count: int) -> None:
+    """Guards against a division by the number of tiles, and a thread that waits for nobody."""
+    x, ids = torch.zeros(64), torch.zeros(64, dtype=torch.int32)
+    out, chosen = empty(64), empty(64, dtype=torch.int32)
+    calls: list[tuple[str, tuple[Tensor | int | None, ...]]] = []
+    for rows, width in ((0, 8), (2, 0)):
+        calls += [
+            ("rms_norm", (out, x, x, rows, width, eps())),
+            ("argmax_rows", (chosen, x, rows, width)),
+        ]
+        for suffix in SUFFIX.values():
+            calls += [
+                (f"linear_{suffix}", (out, x, x, None, rows, width, 8, 0)),
+                (f"gate_up_{suffix}", (out, x, x, rows, width, 8)),
+                (f"embed_{suffix}", (out, x, ids, rows, width)),
+                # no token, of 1 head, 1 kv head, 8 dimensions and blocks of 4
+                (
+                    f"rope_write_{suffix}",
+                    (out, out, x, x, ids, ids, 0, 1, 1, 8, 4, None, None, eps()),
+                ),
+                # no request, then two without a token
+                (
+                    f"paged_attention_{suffix}",
+                    (out, x, x, ids, ids, ids, rows, 1, 1, 1, 8, 4, 0, out, 0),
+                ),
+            ]
+    calls.append(("greedy_verify", (chosen, *[ids] * 6, 0, 8, 4)))
+    with threads(count):
+        for name, arguments in calls:
+            kernels.call(name, *arguments)
+        program = [_recorded(kernels, name, words(*arguments)) for name, arguments in calls]
+        kernels.call("run_calls", torch.tensor(program), len(program))
+    assert out.isnan().all()
+    assert (chosen == -1).all()
 
 
 @pytest.mark.parametrize("vocab", [1, 3, 17, 1000, 49152])
