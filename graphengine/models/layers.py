@@ -73,5 +73,5 @@ class LayerOps(Protocol):
 
     def argmax(self, out: Tensor, logits: Tensor) -> None:
         """out [T] int32 = index of the largest logit of each row; ties go to the lowest index, NaN
-        never wins.
+        never wins, a row of NaN alone gives 0.
         """

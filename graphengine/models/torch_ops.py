@@ -135,11 +135,12 @@ def write_kv(kv_cache: Tensor, heads: Tensor, slot_mapping: Tensor, num_kv_heads
 
 
 def argmax(out: Tensor, logits: Tensor) -> None:
-    """out [T] int32: index of the largest value, the lowest on ties, NaN never."""
-    values = torch.where(logits.isnan(), float("-inf"), logits)
-    largest = values.amax(-1, keepdim=True)
-    index = torch.arange(logits.shape[-1], dtype=torch.int32)
-    out.copy_(torch.where(values == largest, index, logits.shape[-1]).amin(-1))
+    """out [T] int32: index of the largest number, the lowest on ties; 0 where there is only NaN."""
+    width = logits.shape[-1]
+    largest = torch.where(logits.isnan(), float("-inf"), logits).amax(-1, keepdim=True)
+    index = torch.arange(width, dtype=torch.int32)
+    # A NaN equals nothing, so it is never chosen; a row of nothing else comes out as `width`.
+    out.copy_(torch.where(logits == largest, index, width).amin(-1) % width)
 
 
 def _normalised(x: Tensor, eps: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from capture.ops import NativeOp
+from graphengine.models import torch_ops
 from tests.graphengine.kernels.calls import SUFFIX, Kernels, empty, eps, threads, words
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -184,16 +185,34 @@ def test_argmax_breaks_ties_to_the_lowest_id(kernels: Kernels, rows: int, vocab:
             assert torch.equal(kernels.argmax(logits), lowest)
 
 
+NAN, INF = float("nan"), float("inf")
+PLANTED = torch.tensor(
+    [
+        # 9 logits a row, and the index that both forms must give
+        [NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, -5.0, 8],
+        [NAN, NAN, NAN, -INF, -INF, -INF, -INF, -INF, -INF, 3],
+        [-INF, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0],
+        [NAN, -INF, -5.0, NAN, -5.0, -INF, NAN, NAN, NAN, 2],
+        [NAN, NAN, 1.0, NAN, INF, INF, NAN, NAN, NAN, 4],
+        [NAN, NAN, 0.0, NAN, NAN, -0.0, NAN, NAN, NAN, 2],
+        [-INF, -INF, -0.0, 0.0, -INF, -INF, -INF, -INF, -INF, 2],
+        [-INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF, 0],
+        [NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0],
+        [1.0, 3.0, 3.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0, 1],
+    ]
+)
+
+
 @pytest.mark.parametrize("vocab", [9, 49152])
-def test_argmax_with_nan_and_infinities(kernels: Kernels, vocab: int) -> None:
-    """NaN never wins; a row of -inf gives its first number; an all-NaN row gives 0."""
-    nan, inf = float("nan"), float("inf")
-    logits = torch.full((6, vocab), nan)
-    logits[0, -1] = -5.0
-    logits[1, 3:] = -inf
-    logits[2, 4] = inf
-    logits[3, 2], logits[3, 5] = 0.0, -0.0
-    logits[4] = -inf
-    for count in (1, 2):
+def test_argmax_with_nan_infinities_and_ties(kernels: Kernels, vocab: int) -> None:
+    """Both forms: NaN never wins, over -inf either; ties go to the lowest; only NaN gives 0."""
+    planted, expected = PLANTED[:, :-1], PLANTED[:, -1].int()
+    logits = torch.full((len(planted), vocab), NAN)
+    logits[:, -9:] = planted
+    expected = torch.where(planted.isnan().all(1), 0, expected + vocab - 9)
+    for count in (1, 2, 3):
         with threads(count):
-            assert kernels.argmax(logits).tolist() == [vocab - 1, 3, 4, 2, 0, 0]
+            assert torch.equal(kernels.argmax(logits), expected)
+    out = empty(len(planted), dtype=torch.int32)
+    torch_ops.argmax(out, logits)
+    assert torch.equal(out, expected)
