@@ -47,7 +47,11 @@ class EagerGraph:
 
 
 class CompiledGraph:
-    """Calls the step from Python with its views bound once."""
+    """Calls the step from Python with its views bound once.
+
+    Compiles nothing itself: what runs are the step's own pieces, which `CaptureConfig.compile`
+    makes native or compiled, alike for every kind of graph.
+    """
 
     kind = "compiled"
     num_bytes = 0

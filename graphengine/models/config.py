@@ -134,7 +134,6 @@ class ModelConfig:
     qk_norm: bool
     sliding_window: int | None
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     dtype: torch.dtype
 
     @property
@@ -191,13 +190,10 @@ class ModelConfig:
             )
 
     def _check_token_ids(self) -> None:
-        ids = [("eos_token_ids", i) for i in self.eos_token_ids]
-        if self.bos_token_id is not None:
-            ids.append(("bos_token_id", self.bos_token_id))
-        for name, value in ids:
+        for value in self.eos_token_ids:
             if type(value) is not int or not 0 <= value < self.vocab_size:
                 raise ValueError(
-                    f"{name} holds {value!r}, which is not an id below vocab_size "
+                    f"eos_token_ids holds {value!r}, which is not an id below vocab_size "
                     f"({self.vocab_size})"
                 )
 

@@ -1,9 +1,8 @@
 """From a GGUF file's metadata to a `ModelConfig`.
 
 Every key under the architecture's name is either read here or refused by name and value, because
-the
-format is a closed one: an unknown key may change the arithmetic. Knows nothing of tensor contents,
-except for the frequency factors of the rotation, which GGUF stores as a tensor.
+the format is a closed one: an unknown key may change the arithmetic. Knows nothing of tensor
+contents, except for the frequency factors of the rotation, which GGUF stores as a tensor.
 """
 
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import torch
 from graphengine.models.config import ModelConfig, RopeConfig
 from graphengine.models.gguf_file import GGUFFile
 from graphengine.models.registry import Architecture, find_gguf_architecture
+from graphengine.models.values import Values
 
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 
@@ -62,8 +62,8 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     if name is None:
         raise ValueError(f"{file.path} has no general.architecture in its metadata")
     arch = find_gguf_architecture(str(name))
-    values = _Values(file, f"{name}.")
-    values.refuse_unsupported()
+    _refuse_unsupported(file, f"{name}.")
+    values = Values(str(file.path), file.metadata, prefix=f"{name}.")
     hidden_size = values.count("embedding_length")
     num_heads = values.count("attention.head_count")
     head_dim = _head_dim(values, hidden_size, num_heads)
@@ -76,7 +76,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         intermediate_size=values.count("feed_forward_length"),
         num_layers=values.count("block_count"),
         num_heads=num_heads,
-        num_kv_heads=values.count("attention.head_count_kv", default=num_heads),
+        num_kv_heads=values.count("attention.head_count_kv", null_means=num_heads),
         head_dim=head_dim,
         rms_norm_eps=values.number("attention.layer_norm_rms_epsilon"),
         rope=_rope(file, values, max_positions),
@@ -86,72 +86,40 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         qk_norm=arch.qk_norm,
         sliding_window=None,
         eos_token_ids=_eos_ids(file.metadata),
-        bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
         dtype=torch.bfloat16,
     )
 
 
-class _Values:
-    """Look-up of `<architecture>.<key>`; errors name the file and the key."""
-
-    def __init__(self, file: GGUFFile, prefix: str) -> None:
-        self._file = file
-        self._prefix = prefix
-
-    def get(self, key: str) -> Any:
-        return self._file.metadata.get(self._prefix + key)
-
-    def count(self, key: str, *, default: int | None = None) -> int:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if type(value) is not int or value < 1:
+def _refuse_unsupported(file: GGUFFile, prefix: str) -> None:
+    for full_key, value in file.metadata.items():
+        key = full_key.removeprefix(prefix)
+        if not full_key.startswith(prefix) or key in _READ:
+            continue
+        if value not in _INERT_VALUES.get(key, ()):
+            allowed = " or ".join(repr(v) for v in _INERT_VALUES.get(key, ())) or "absent"
             raise ValueError(
-                f"{self._file.path}: {self._prefix}{key} must be a positive integer, got {value!r}"
+                f"{file.path}: {full_key}={value!r} is not implemented; allowed: {allowed}"
             )
-        return value
-
-    def number(self, key: str, *, default: float | None = None) -> float:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(
-                f"{self._file.path}: {self._prefix}{key} must be a number, got {value!r}"
-            )
-        return float(value)
-
-    def refuse_unsupported(self) -> None:
-        for full_key, value in self._file.metadata.items():
-            key = full_key.removeprefix(self._prefix)
-            if not full_key.startswith(self._prefix) or key in _READ:
-                continue
-            if value not in _INERT_VALUES.get(key, ()):
-                allowed = " or ".join(repr(v) for v in _INERT_VALUES.get(key, ())) or "absent"
-                raise ValueError(
-                    f"{self._file.path}: {full_key}={value!r} is not implemented; allowed: "
-                    f"{allowed}"
-                )
 
 
-def _head_dim(values: _Values, hidden_size: int, num_heads: int) -> int:
+def _head_dim(values: Values, hidden_size: int, num_heads: int) -> int:
     if values.get("attention.key_length") is None and hidden_size % num_heads:
         raise ValueError(
             f"embedding_length ({hidden_size}) is not a multiple of attention.head_count "
             f"({num_heads}) and attention.key_length is absent"
         )
-    head_dim = values.count("attention.key_length", default=hidden_size // num_heads)
+    head_dim = values.count("attention.key_length", null_means=hidden_size // num_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if values.count(key, default=head_dim) != head_dim:
+        if values.count(key, null_means=head_dim) != head_dim:
             raise ValueError(f"{key}={values.get(key)} differs from the head size {head_dim}")
     return head_dim
 
 
-def _vocab_size(file: GGUFFile, values: _Values) -> int:
+def _vocab_size(file: GGUFFile, values: Values) -> int:
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path} has no tensor token_embd.weight; is it a language model?")
     rows = file.tensors["token_embd.weight"].shape[0]
-    if values.count("vocab_size", default=rows) != rows:
+    if values.count("vocab_size", null_means=rows) != rows:
         raise ValueError(
             f"{file.path}: vocab_size is {values.get('vocab_size')} but token_embd.weight has "
             f"{rows} rows"
@@ -180,8 +148,8 @@ def _biases(file: GGUFFile, arch: Architecture) -> dict[str, bool]:
     return present
 
 
-def _rope(file: GGUFFile, values: _Values, max_positions: int) -> RopeConfig:
-    theta = values.number("rope.freq_base", default=10000.0)
+def _rope(file: GGUFFile, values: Values, max_positions: int) -> RopeConfig:
+    theta = values.number("rope.freq_base", null_means=10000.0)
     # A factor without a type is how files from before the type key say linear.
     has_factor = values.get("rope.scaling.factor") is not None
     kind = values.get("rope.scaling.type") or ("linear" if has_factor else "none")
@@ -190,7 +158,7 @@ def _rope(file: GGUFFile, values: _Values, max_positions: int) -> RopeConfig:
             raise ValueError(
                 f"{file.path}: rope.scaling.type={kind!r} and {ROPE_FACTORS_TENSOR} together"
             )
-        original = values.count("rope.scaling.original_context_length", default=max_positions)
+        original = values.count("rope.scaling.original_context_length", null_means=max_positions)
         return RopeConfig(
             kind=kind,
             theta=theta,

@@ -19,6 +19,7 @@ from graphengine.models.registry import (
     Architecture,
     find_architecture,
 )
+from graphengine.models.values import Values
 
 _DTYPES = {
     "float32": torch.float32,
@@ -88,7 +89,7 @@ def read_hf_config(
     """
     arch = _architecture(raw)
     _refuse_unsupported(raw, arch)
-    values = _Values(raw, {**COMMON_DEFAULTS, **arch.defaults})
+    values = Values("config.json", raw, defaults={**COMMON_DEFAULTS, **arch.defaults})
     num_heads = values.count("num_attention_heads")
     hidden_size = values.count("hidden_size")
     num_layers = values.count("num_hidden_layers")
@@ -113,40 +114,8 @@ def read_hf_config(
         qk_norm=arch.qk_norm,
         sliding_window=_sliding_window(values, arch, num_layers, max_positions),
         eos_token_ids=_eos_ids(values.get("eos_token_id"), (generation or {}).get("eos_token_id")),
-        bos_token_id=values.get("bos_token_id"),
         dtype=_dtype(raw, fallback_dtype),
     )
-
-
-class _Values:
-    """Look-up in config.json with the architecture's defaults; errors name the key."""
-
-    def __init__(self, raw: Mapping[str, Any], defaults: Mapping[str, object]) -> None:
-        self._raw = raw
-        self._defaults = defaults
-
-    def get(self, key: str) -> Any:
-        return self._raw.get(key, self._defaults.get(key))
-
-    def count(self, key: str, *, null_means: int | None = None) -> int:
-        value = self.get(key)
-        if value is None and null_means is not None:
-            return null_means
-        if type(value) is not int or value < 1:
-            raise ValueError(f"config.json: {key} must be a positive integer, got {value!r}")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"config.json: {key} must be a number, got {value!r}")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.get(key)
-        if value is not None and type(value) is not bool:
-            raise ValueError(f"config.json: {key} must be true or false, got {value!r}")
-        return bool(value)
 
 
 def _architecture(raw: Mapping[str, Any]) -> Architecture:
@@ -197,7 +166,7 @@ def _refuse_unsupported(raw: Mapping[str, Any], arch: Architecture) -> None:
         )
 
 
-def _head_dim(values: _Values, hidden_size: int, num_heads: int) -> int:
+def _head_dim(values: Values, hidden_size: int, num_heads: int) -> int:
     if values.get("head_dim") is not None:
         return values.count("head_dim")
     if hidden_size % num_heads:
@@ -209,7 +178,7 @@ def _head_dim(values: _Values, hidden_size: int, num_heads: int) -> int:
 
 
 def _sliding_window(
-    values: _Values, arch: Architecture, num_layers: int, max_positions: int
+    values: Values, arch: Architecture, num_layers: int, max_positions: int
 ) -> int | None:
     window = None if values.get("sliding_window") is None else values.count("sliding_window")
     off = values.get("use_sliding_window") is not None and not values.flag("use_sliding_window")
@@ -232,7 +201,7 @@ def _sliding_window(
 
 
 def _layer_types(
-    values: _Values, arch: Architecture, window: int | None, num_layers: int
+    values: Values, arch: Architecture, window: int | None, num_layers: int
 ) -> list[str]:
     """Attention of each layer, as config.json lists it or as the architecture derives it."""
     given = values.get("layer_types")

@@ -59,7 +59,7 @@ _ROWS = (
         has_mlp_bias=True,
         qk_norm=False,
         window="none",
-        defaults={"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
+        defaults={"max_position_embeddings": 2048, "eos_token_id": 2},
     ),
     Architecture(
         name="MistralForCausalLM",
@@ -73,7 +73,6 @@ _ROWS = (
             "max_position_embeddings": 131072,
             "num_key_value_heads": 8,
             "sliding_window": 4096,
-            "bos_token_id": 1,
             "eos_token_id": 2,
         },
     ),
