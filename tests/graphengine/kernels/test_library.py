@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import platform
 import re
 from functools import cache
 from pathlib import Path
@@ -79,6 +80,15 @@ def test_loading_tells_whether_it_compiled(cached: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr(library, "_built", cache(lambda: built))
     assert library.ensure_loaded() == cached
     assert library.ensure_loaded()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="-march of x86")
+def test_the_avx512_form_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the branches that no machine of ours can run; nothing of the result is called."""
+    monkeypatch.setenv("GRAPHENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    build(("-march=x86-64-v4",))
+    assert len(_built(tmp_path)) == 1
 
 
 def test_changed_sources_are_another_key(tiny_sources: Path, tmp_path: Path) -> None:
