@@ -1,8 +1,8 @@
 """Step times: what one captured step costs, plain and verifying, at a given context.
 
-Owns the timing of single replays. The step is timed as the engine runs it (inputs written,
-attention planned, cell replayed) but nothing is committed, so that it can be repeated on the same
-state.
+Owns the timing of single replays. The step is timed as the engine runs it (rows reserved, inputs
+written, attention planned, cell replayed) but nothing is committed, so that it can be repeated on
+the same state. The engine's statistics count these launches as replays, and as no step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphengine.engine import Engine
+from graphengine.request import Request
 from graphengine.sampling.params import SamplingParams
 
 
@@ -46,7 +47,7 @@ def step_times(
         num_replays: timed replays of each.
 
     Raises:
-        ValueError: the context does not fit.
+        ValueError: the context or the drafts behind it do not fit.
     """
     assert not engine.has_unfinished_requests(), "a measured engine must have no other requests"
     longest = max(draft_lengths)
@@ -54,13 +55,15 @@ def step_times(
     if context > room:
         raise ValueError(f"a context of {context} tokens does not fit: at most {room} do")
     request_ids = [f"steps-{index}" for index in range(batch_size)]
-    params = SamplingParams(max_tokens=longest + 2, ignore_eos=True)
+    max_tokens = longest + 2 + _setup_steps(engine, batch_size * context, batch_size)
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     vocab_size = engine.resolved.model.vocab_size
     for index, request_id in enumerate(request_ids):
         engine.add_request(request_id, _prompt(context, index, vocab_size), params)
     try:
-        rows = _decode_rows(engine, batch_size)
-        seconds = _time(engine, rows, draft_lengths, num_replays)
+        requests = _decoding(engine, batch_size)
+        _reserve(engine, requests, longest)
+        seconds = _time(engine, requests, draft_lengths, num_replays)
     finally:
         for request_id in request_ids:
             engine.abort(request_id)
@@ -82,25 +85,53 @@ def _prompt(num_tokens: int, index: int, vocab_size: int) -> list[int]:
     return [int(token) for token in generator.integers(0, vocab_size, size=num_tokens)]
 
 
-def _decode_rows(engine: Engine, batch_size: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """Step until every request is decode-ready; their state rows."""
+def _setup_steps(engine: Engine, num_tokens: int, batch_size: int) -> int:
+    """Most steps until all are prefilled, in each of which the first ones may emit a token."""
+    a_step = max(1, engine.resolved.scheduler.max_num_batched_tokens - batch_size)
+    return batch_size - num_tokens // -a_step
+
+
+def _decoding(engine: Engine, batch_size: int) -> list[Request]:
+    """Step until every request is decode-ready."""
+    drafting, engine.draft_limit = engine.draft_limit, 0  # who waits goes on by a token a step
+    try:
+        return _step_until_decoding(engine, batch_size)
+    finally:
+        engine.draft_limit = drafting
+
+
+def _step_until_decoding(engine: Engine, batch_size: int) -> list[Request]:
     while True:
         running = engine.scheduler.running
         if len(running) == batch_size and all(request.is_decode_ready for request in running):
-            rows = [request.row for request in running]
-            assert None not in rows, "a running request has a row"
-            return np.array(rows, dtype=np.intp)
+            return list(running)
         engine.step()
         assert engine.has_unfinished_requests(), "the requests ended before they could be timed"
 
 
+def _reserve(engine: Engine, requests: Sequence[Request], num_draft_tokens: int) -> None:
+    """Blocks for the rows of the widest step, as the scheduler would reserve them."""
+    for request in requests:
+        granted = 0
+        if engine.kv.ensure_slot(request, 1):
+            granted = engine.kv.reserve_speculative(request, num_draft_tokens)
+        if granted < num_draft_tokens:
+            raise ValueError(
+                f"no room for {num_draft_tokens} drafts behind {request.num_tokens} tokens in a "
+                f"batch of {len(requests)}: raise max_model_len or the number of KV blocks, or "
+                "lower context or batch size"
+            )
+        engine.state.update_blocks(request)
+
+
 def _time(
     engine: Engine,
-    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+    requests: Sequence[Request],
     draft_lengths: Sequence[int],
     num_replays: int,
 ) -> dict[int, list[float]]:
     runner = engine.runner
+    rows = np.array([request.row for request in requests], dtype=np.intp)
     drafts = {k: np.zeros((len(rows), k), dtype=np.int32) for k in draft_lengths}
     lengths = {k: np.full(len(rows), k, dtype=np.int32) for k in draft_lengths}
     seconds: dict[int, list[float]] = {k: [] for k in draft_lengths}

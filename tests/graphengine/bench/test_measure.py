@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from graphengine.decode_timer import DecodeTimer
 from graphengine.engine import Engine
 from graphengine.outputs import AnswerLog, CompletionOutput, RequestOutput
 from graphengine.request import RequestMetrics
+from graphengine.resolve import GREEDY
 from graphengine.sampling.params import SamplingParams
 from proposers.mock import OracleProposer
 from tests.graphengine.bench.conftest import CONFIG
@@ -183,6 +185,29 @@ def test_step_times_leave_the_engine_as_it_was(engine: Engine) -> None:
     assert not engine.has_unfinished_requests()
     assert engine.stats().kv_blocks_free == free
     assert run_batch(engine, [PROMPT], PARAMS).token_ids == before.token_ids
+
+
+def test_timed_rows_lie_in_blocks_of_their_own(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against steps that write to the null block, where a real one writes to the cache."""
+    verify, size = engine.runner.verify, engine.kv.block_size
+    slots: list[list[int]] = []
+
+    def spy(rows: Any, drafts: Any, lengths: Any) -> Any:
+        packed = verify(rows, drafts, lengths)
+        key = engine.runner.manager.dispatch(len(rows), int(lengths.max()), GREEDY)
+        slots.append(engine.runner.buffers.cell(key)["slot_mapping"].tolist())
+        return packed
+
+    monkeypatch.setattr(engine.runner, "verify", spy)
+    context = 3 * size - 1  # prefill needs three blocks, the last two of the rows a fourth
+    step_times(engine, batch_size=2, draft_lengths=[0, 3], context=context, num_replays=2)
+    timed = [row for row in slots if len(row) == 2 * 4][-2:]
+    assert len(timed) == 2
+    for row in timed:
+        assert min(row) >= size, "a draft in the null block"
+        assert len(set(row)) == len(row), "two rows in one slot"
 
 
 def test_step_times_refuse_a_context_that_does_not_fit(engine: Engine) -> None:
