@@ -8,8 +8,7 @@ decoder's layout.
 
 import json
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from graphengine.models.gguf_file import GGUFFile
 from graphengine.models.hf_config import read_hf_config
 from graphengine.models.locate import ModelLocation, locate_model
 from graphengine.models.tokenizer import TOKENIZER_FILES, Tokenizer
+from graphengine.models.values import some_of
 from graphengine.models.weights import GGUFSource, SafetensorsSource, WeightSource
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -33,23 +33,6 @@ _ROWS = 1024
 _IGNORABLE = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
 Progress = Callable[[int, int, str], None]  # tensors done, tensors in all, name of the last
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadReport:
-    """What `load_weights` did.
-
-    Attributes:
-        seconds: Wall time.
-        bytes: Bytes written into the destinations.
-        num_tensors: Destinations filled.
-        shared: Names that the checkpoint or the model ties to the embedding and that took no copy.
-    """
-
-    seconds: float
-    bytes: int
-    num_tensors: int
-    shared: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +89,7 @@ def load_weights(
     *,
     config: ModelConfig,
     progress: Progress | None = None,
-) -> LoadReport:
+) -> None:
     """Fill every destination from the source.
 
     Args:
@@ -123,38 +106,26 @@ def load_weights(
             differs, or a checkpoint whose head contradicts `tie_word_embeddings`. Names and shapes
             are checked before anything is read.
     """
-    started = time.perf_counter()
-    plan, shared = _plan(destinations, source, config)
-    num_bytes = 0
+    plan = _plan(destinations, source, config)
     for done, (name, stored) in enumerate(plan.items(), start=1):
-        destination = destinations[name]
         # No local holds the tensor: it would live on while the next one is read.
-        destination.copy_(source.read(stored))
-        num_bytes += destination.numel() * destination.element_size()
+        destinations[name].copy_(source.read(stored))
         if progress is not None:
             progress(done, len(plan), name)
     if config.tie_word_embeddings and {EMBEDDING, HEAD} <= set(source.names()):
         _check_tied(destinations[EMBEDDING], source)
-    return LoadReport(
-        seconds=time.perf_counter() - started,
-        bytes=num_bytes,
-        num_tensors=len(plan),
-        shared=shared,
-    )
 
 
 def _plan(
     destinations: Mapping[str, Tensor], source: WeightSource, config: ModelConfig
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Destination name -> name in the source, and the shared names.
+) -> dict[str, str]:
+    """Destination name -> name in the source.
 
     All names are accounted for and all shapes are those of the destinations.
     """
     stored = {name for name in source.names() if not _IGNORABLE.search(name)}
     plan = {name: name for name in destinations if name in stored}
-    shared: tuple[str, ...] = ()
     if config.tie_word_embeddings:
-        shared = (HEAD,)
         if stored & {EMBEDDING, HEAD}:
             only = EMBEDDING if EMBEDDING in stored else HEAD
             plan.update({name: only for name in (EMBEDDING, HEAD) if name in destinations})
@@ -166,12 +137,12 @@ def _plan(
         )
     missing = [name for name in destinations if name not in plan]
     if missing:
-        raise ValueError(f"the checkpoint lacks {len(missing)} parameters: {_some(missing)}")
+        raise ValueError(f"the checkpoint lacks {len(missing)} parameters: {some_of(missing)}")
     unused = sorted(stored - set(plan))
     if unused:
         raise ValueError(
             f"the checkpoint holds {len(unused)} tensors that {config.architecture} has no place "
-            f"for: {_some(unused)}"
+            f"for: {some_of(unused)}"
         )
     for name, tensor in destinations.items():
         if source.shape(plan[name]) != tensor.shape:
@@ -179,7 +150,7 @@ def _plan(
                 f"{name}: the checkpoint has shape {list(source.shape(plan[name]))}, the config "
                 f"implies {list(tensor.shape)}"
             )
-    return plan, shared
+    return plan
 
 
 def _check_tied(embedding: Tensor, source: WeightSource) -> None:
@@ -205,9 +176,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return parsed
-
-
-def _some(names: Sequence[str]) -> str:
-    """Up to eight names, and how many more there are."""
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more

@@ -1,9 +1,9 @@
-"""Typed look-up in a checkpoint's settings.
+"""Typed look-up in a checkpoint's settings, and how messages list names.
 
 Owns the checks of a value's type and the form of its refusal. Knows no key and no file format.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -64,3 +64,9 @@ class Values:
 
     def _refusal(self, key: str, value: object, allowed: str) -> ValueError:
         return ValueError(f"{self._source}: {self._prefix}{key} must be {allowed}, got {value!r}")
+
+
+def some_of(names: Sequence[str], most: int = 8) -> str:
+    """Up to `most` names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

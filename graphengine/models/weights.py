@@ -16,6 +16,7 @@ from torch import Tensor
 from graphengine.models.config import ModelConfig
 from graphengine.models.gguf_config import ROPE_FACTORS_TENSOR
 from graphengine.models.gguf_file import GGUFFile
+from graphengine.models.values import some_of
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -96,7 +97,7 @@ class SafetensorsSource:
         absent = [name for name in weight_map if name not in self._handles]
         if absent:
             raise ValueError(
-                f"{directory}: {INDEX_FILE} names tensors that no shard holds: {_some(absent)}"
+                f"{directory}: {INDEX_FILE} names tensors that no shard holds: {some_of(absent)}"
             )
 
 
@@ -179,9 +180,3 @@ def _halves_from_neighbours(tensor: Tensor, num_heads: int) -> Tensor:
     pairs = tensor.shape[0] // num_heads // 2
     split = tensor.reshape(num_heads, pairs, 2, *tensor.shape[1:])
     return split.transpose(1, 2).reshape(tensor.shape)
-
-
-def _some(names: Sequence[str]) -> str:
-    """Up to four names, and how many more there are."""
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
