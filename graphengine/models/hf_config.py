@@ -1,8 +1,9 @@
 """From the contents of a Hugging Face config.json to a `ModelConfig`.
 
 Reads both spellings of the rotary settings (`rope_theta` + `rope_scaling`, and `rope_parameters`).
-A setting that would change the arithmetic and that the decoder does not implement is refused by
-name and value; nothing of the kind is ignored. Knows nothing of files: it gets parsed JSON.
+A setting that is known to change the arithmetic and that the decoder does not implement is refused
+by name and value. Other keys are ignored, as config.json is an open format and most of them mean
+nothing here. Knows nothing of files: it gets parsed JSON.
 """
 
 import re

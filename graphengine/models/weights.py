@@ -41,8 +41,9 @@ class SafetensorsSource:
     """The weights of a Hugging Face directory: one file, or shards with an index.
 
     Raises:
-        ValueError: No weights, a shard that is missing or corrupt, or an index that does not agree
-            with the shards; the message names the file.
+        ValueError: No weights, a shard that is missing or corrupt, an index that does not agree
+            with the shards, or a stored dtype that is not fp32, bf16 or fp16; the message names the
+            file.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -62,16 +63,14 @@ class SafetensorsSource:
         return tuple(self._handles[name].get_slice(name).get_shape())
 
     def float_dtype(self) -> torch.dtype:
-        """Dtype of the first fp32, bf16 or fp16 tensor, from the headers.
+        """Dtype of the first tensor, from the headers.
 
         Raises:
             ValueError: There is none.
         """
         for name, handle in self._handles.items():
-            dtype = _DTYPES.get(handle.get_slice(name).get_dtype())
-            if dtype is not None:
-                return dtype
-        raise ValueError("the checkpoint holds no fp32, bf16 or fp16 tensor")
+            return _DTYPES[handle.get_slice(name).get_dtype()]
+        raise ValueError("the checkpoint holds no tensor")
 
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._handles[name].get_tensor(name)
@@ -87,6 +86,11 @@ class SafetensorsSource:
             if name in self._handles:
                 raise ValueError(f"{path}: tensor {name} is in another shard too")
             self._handles[name] = handle
+            stored = handle.get_slice(name).get_dtype()
+            if stored not in _DTYPES:  # a copy would cast it, without the scales beside it
+                raise ValueError(
+                    f"{path}: tensor {name} is stored as {stored}; allowed are {', '.join(_DTYPES)}"
+                )
 
     def _add_shards(self, directory: Path, weight_map: dict[str, str]) -> None:
         for shard in sorted(set(weight_map.values())):

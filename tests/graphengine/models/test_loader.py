@@ -180,6 +180,18 @@ def test_opening_reads_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert open_model(directory).config.dtype == (torch.bfloat16 if dtype else torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float64])
+def test_a_stored_dtype_that_needs_more_than_a_cast_is_refused(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Guards quantised weights without a quantization_config: codes would be taken for values."""
+    directory, name = make_checkpoint(tmp_path), "model.layers.1.mlp.up_proj.weight"
+    weights = load_file(directory / SINGLE_FILE)
+    edit_weights(directory, **{name: weights[name].to(dtype)})
+    with pytest.raises(ValueError, match=rf"{name} is stored as \w+; allowed are F32, BF16, F16"):
+        open_model(directory)
+
+
 def test_untied_head_must_be_there(tmp_path: Path) -> None:
     """Guards an output head that stays empty because the config forgot to say it is tied."""
     directory = make_checkpoint(tmp_path, tie_word_embeddings=True)
