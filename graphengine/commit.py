@@ -49,14 +49,19 @@ def commit(
     if problem is not None:
         raise CommitError(f"{problem}: {request}")
 
+    # The tokens decide whether a commit that breaks off has happened; all else follows from them.
+    del request.token_origins[request.num_output_tokens :]
+    request.token_origins.extend(["accepted"] * accepted)
+    if len(ids) > accepted:
+        request.token_origins.append("bonus" if accepted == num_draft_tokens else "recovered")
     request.token_ids.extend(ids)
-    kv.keep_rows(request, len(ids))
 
     metrics = request.metrics
     metrics.num_steps += 1
     metrics.num_drafts += num_draft_tokens > 0
     metrics.num_draft_tokens += num_draft_tokens
     metrics.num_accepted_tokens += accepted
+    kv.keep_rows(request, len(ids))
 
 
 def _problem(

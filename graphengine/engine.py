@@ -8,37 +8,25 @@ scheduler's and the proposer's.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from graphengine.admission import make_request
 from graphengine.commit import commit
 from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.kv.manager import KVManager
 from graphengine.outputs import EngineStats, RequestOutput
-from graphengine.request import RequestStatus
+from graphengine.request import Request, RequestStatus
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import DecodeSlot, PrefillChunk, Scheduler, StepPlan
-from graphengine.startup import StartProgress, start
+from graphengine.startup import StartProgress, make_proposer, start
 from graphengine.stats import StatsCounter
 from graphengine.streams import OutputStream
-from proposers import registry
 from proposers.base import Commit, Draft, ProposeInputs, Proposer
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRuntime:
-    """What a proposer is told about its engine (`proposers.base.Runtime`)."""
-
-    vocab_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_draft_tokens: int
-    device: torch.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +79,15 @@ class Engine:
             enable_prefix_caching=resolved.scheduler.enable_prefix_caching,
         )
         self.scheduler = Scheduler(resolved.scheduler, self.kv)
-        self.proposer = proposer if proposer is not None else self._make_proposer()
+        self.proposer = proposer if proposer is not None else make_proposer(resolved)
         if self.proposer is not None and self.proposer.graph_safe:
             self.runner.manager.capture_proposer(self.proposer)
         self._draft_limit = resolved.sizes.max_draft_tokens
         self._streams: dict[str, OutputStream] = {}
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
         self._undelivered: list[RequestOutput] = []  # outputs that no step has returned yet
+        self._gone: list[str] = []  # requests that the proposer has not been told to forget yet
+        self._is_torn = False  # bookkeeping broke off half-way
         self._closed = False
 
     def add_request(
@@ -123,7 +113,7 @@ class Engine:
                 Nothing is queued.
             RuntimeError: the engine is closed.
         """
-        self._check_open()
+        self._ready()
         request = make_request(
             request_id,
             prompt,
@@ -137,7 +127,7 @@ class Engine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has something to run, or an output that no step has returned yet."""
-        return self.scheduler.has_unfinished_requests or bool(self._undelivered)
+        return self.scheduler.has_unfinished_requests or bool(self._undelivered) or self._is_torn
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the outputs of the requests that got tokens or finished.
@@ -145,18 +135,20 @@ class Engine:
         Raises:
             RuntimeError: the engine is closed.
 
-        What a proposer raises comes out of here too. Requests stay as they were, or have what the
-        step verified, which the next step then delivers.
+        What a proposer raises comes out of here too, as does Ctrl-C. Each request then stays as it
+        was, or has what the step verified, which the next step delivers.
         """
-        self._check_open()
-        plan = self.scheduler.schedule(self._draft_ladder)
-        self._follow(plan)
+        self._ready()
+        with self._bookkeeping():
+            plan = self.scheduler.schedule(self._draft_ladder)
+            self._follow(plan)
         self._prefill(plan.chunks)
         draft = self._propose(plan)
         sampled = self._verify(plan.decodes, draft)
-        self._commit(sampled)
-        finished = self._emit(sampled)
-        self._notify(sampled, finished)
+        with self._bookkeeping():
+            self._commit(sampled)
+            self._emit(self.scheduler.running)
+        self._notify(sampled)
         return self._deliver()
 
     def abort(self, request_id: str) -> bool:
@@ -164,9 +156,9 @@ class Engine:
 
         Its last output comes with the next step. Raises RuntimeError where the engine is closed.
         """
-        self._check_open()
+        self._ready()
         dropped = self._drop([request_id])
-        self._forget(dropped)
+        self._forget()
         return bool(dropped)
 
     def discard(self, request_ids: Iterable[str]) -> None:
@@ -176,10 +168,10 @@ class Engine:
         """
         ids = set(request_ids)
         if ids:
-            self._check_open()
-        dropped = self._drop(ids)
+            self._ready()
+        self._drop(ids)
         self._undelivered = [out for out in self._undelivered if out.request_id not in ids]
-        self._forget(dropped)
+        self._forget()
 
     def hand_back(self, outputs: Sequence[RequestOutput]) -> None:
         """Give back outputs that a step returned to a caller whose they are not.
@@ -209,7 +201,7 @@ class Engine:
 
         Raises RuntimeError where the engine is closed.
         """
-        self._check_open()
+        self._ready()
         return self.kv.pool.unpublish_free()
 
     def stats(self) -> EngineStats:
@@ -226,13 +218,14 @@ class Engine:
         """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
         if self._closed:
             return
-        self._closed = True
-        dropped = self._drop(list(self._streams))
+        self._ready()
+        self._drop(list(self._streams))
         self._undelivered.clear()
+        self._closed = True
         self.runner.close()
         del self.runner
         try:
-            self._forget(dropped)
+            self._forget()
         finally:
             self.proposer = None
 
@@ -240,32 +233,62 @@ class Engine:
         if self._closed:
             raise RuntimeError("the engine is closed; start another")
 
+    def _ready(self) -> None:
+        """Before anything that changes requests; RuntimeError where the engine is closed."""
+        self._check_open()
+        if self._is_torn:
+            self._start_over()
+
+    @contextmanager
+    def _bookkeeping(self) -> Iterator[None]:
+        """Around what changes queues, rows, blocks and outputs together.
+
+        An exception leaves the mark: Ctrl-C may come between any two lines, and what half a change
+        means to the other half is nothing to reason about.
+        """
+        self._is_torn = True
+        yield
+        self._is_torn = False
+
+    def _start_over(self) -> None:
+        """Keep the requests and their tokens, and give them everything else anew.
+
+        What has been committed is in the next outputs, and what has ended has its last.
+        """
+        for request in self.scheduler.start_over():
+            if request.request_id not in self._streams:  # the call that was to add it broke off
+                self.scheduler.finish(request, "abort")
+        self._emit([stream.request for stream in self._streams.values()])
+        self._gone += self._streams
+        self._is_torn = False
+
     @property
     def _draft_ladder(self) -> list[int]:
         return [k for k in self.resolved.table.draft_lengths if k <= self._draft_limit]
 
     def _follow(self, plan: StepPlan) -> None:
-        """Bring the persistent rows up to date with what the scheduler decided."""
+        """Bring the persistent rows up to date with what the scheduler decided.
+
+        The rows of all that run, not of what is new in the plan: a row knows what it lacks.
+        """
         self._counter.num_preemptions += len(plan.preempted)
-        self._forget([request.request_id for request in plan.preempted])
-        for request in plan.admitted:
-            self.state.admit(request)
+        self._gone += [request.request_id for request in plan.preempted]
+        for request in self.scheduler.running:
+            self.state.follow(request)
             if request.metrics.first_scheduled_time is None:
                 request.metrics.first_scheduled_time = time.perf_counter()
-        for slot in plan.decodes:
-            self.state.update_blocks(slot.request)
-        for chunk in plan.chunks:
-            self.state.update_blocks(chunk.request)
 
     def _prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         if not chunks:
             return
         self.runner.prefill(chunks)
-        for chunk in chunks:
-            self.scheduler.advance_prefill(chunk)
-            self._counter.num_prefill_tokens += chunk.num_tokens
+        with self._bookkeeping():
+            for chunk in chunks:
+                self.scheduler.advance_prefill(chunk)
+                self._counter.num_prefill_tokens += chunk.num_tokens
 
     def _propose(self, plan: StepPlan) -> Draft:
+        self._forget()
         num_reqs = len(plan.decodes)
         if self.proposer is None or plan.k == 0:
             return Draft.empty(num_reqs, plan.k)
@@ -292,9 +315,9 @@ class Engine:
         ]
         if not alive:
             return []
-        rows = np.array([decodes[index].request.row for index in alive], dtype=np.intp)
+        requests = [decodes[index].request for index in alive]
         drafts, lengths = draft.token_ids[alive], draft.num_draft_tokens[alive]
-        packed = self.runner.verify(rows, drafts, lengths)
+        packed = self.runner.verify(requests, drafts, lengths)
         self._counter.count_step(len(alive))
         sampled = []
         for position, index in enumerate(alive):
@@ -309,83 +332,60 @@ class Engine:
         for item in sampled:
             request = item.slot.request
             commit(self.kv, request, item.token_ids, item.num_draft_tokens, item.num_accepted)
-            self.state.append(request, item.token_ids)
+            self.state.follow(request)
             self._counter.count_request(
                 item.num_draft_tokens, item.num_accepted, len(item.token_ids)
             )
 
-    def _emit(self, sampled: Sequence[Sampled]) -> list[str]:
-        """Make the outputs of what was committed; returns the ids of requests that finished."""
-        finished = []
-        for item in sampled:
-            request, stream = item.slot.request, self._streams[item.slot.request.request_id]
-            text = stream.add(
-                item.token_ids,
-                num_draft_tokens=item.num_draft_tokens,
-                num_accepted=item.num_accepted,
-            )
-            reason = request.check_finished()
-            if reason is None:
-                self._undelivered.append(stream.output(text, len(item.token_ids)))
-                continue
-            self.scheduler.finish(request, reason)
-            self._undelivered.append(self._finish(stream, text, len(item.token_ids)))
-            finished.append(request.request_id)
-        return finished
+    def _emit(self, requests: Iterable[Request]) -> None:
+        """Make outputs of what was committed, and end what has reached its end."""
+        for request in list(requests):
+            stream, reason = self._streams[request.request_id], request.check_finished()
+            if reason is not None and not request.is_finished:
+                self.scheduler.finish(request, reason)
+            if stream.is_behind:
+                self._undelivered.append(stream.next_output())
+            if request.is_finished:
+                self._gone.append(request.request_id)
+                del self._streams[request.request_id]
 
-    def _notify(self, sampled: Sequence[Sampled], finished: Sequence[str]) -> None:
+    def _drop(self, request_ids: Iterable[str]) -> list[str]:
+        """Abort those that are unfinished, and return them. The proposer is still to be told."""
+        dropped = []
+        with self._bookkeeping():
+            for request_id in request_ids:
+                request = self.scheduler.abort(request_id)
+                if request is not None:
+                    self._emit([request])
+                    dropped.append(request_id)
+        return dropped
+
+    def _notify(self, sampled: Sequence[Sampled]) -> None:
         """Tell the proposer what was committed and who is gone.
 
         Last of all, so that a proposer that raises here finds a finished step behind it.
         """
-        if self.proposer is None or not sampled:
-            return
-        committed = Commit(
-            request_ids=[item.slot.request.request_id for item in sampled],
-            token_ids=[item.token_ids for item in sampled],
-            num_accepted=[item.num_accepted for item in sampled],
-        )
         try:
-            self.proposer.on_commit(committed)
+            if self.proposer is not None and sampled:
+                self.proposer.on_commit(
+                    Commit(
+                        request_ids=[item.slot.request.request_id for item in sampled],
+                        token_ids=[item.token_ids for item in sampled],
+                        num_accepted=[item.num_accepted for item in sampled],
+                    )
+                )
         finally:
-            self._forget(finished)
+            self._forget()
 
     def _deliver(self) -> list[RequestOutput]:
         outputs, self._undelivered = self._undelivered, []
         return outputs
 
-    def _finish(
-        self, stream: OutputStream, new_text: str = "", num_new_tokens: int = 0
-    ) -> RequestOutput:
-        """Last output of a request that the scheduler has let go."""
-        new_text += stream.finish()
-        del self._streams[stream.request.request_id]
-        return stream.output(new_text, num_new_tokens)
-
-    def _drop(self, request_ids: Iterable[str]) -> list[str]:
-        """Abort those that are unfinished; the caller tells the proposer, last, as it may raise."""
-        dropped = [request_id for request_id in request_ids if self.scheduler.abort(request_id)]
-        for request_id in dropped:
-            self._undelivered.append(self._finish(self._streams[request_id]))
-        return dropped
-
-    def _forget(self, request_ids: Sequence[str]) -> None:
-        if self.proposer is not None and request_ids:
-            self.proposer.forget(request_ids)
-
-    def _make_proposer(self) -> Proposer | None:
-        speculative = self.resolved.speculative
-        if speculative is None:
-            return None
-        sizes = self.resolved.sizes
-        runtime = EngineRuntime(
-            vocab_size=self.resolved.model.vocab_size,
-            max_model_len=sizes.max_model_len,
-            max_num_seqs=sizes.max_num_seqs,
-            max_draft_tokens=sizes.max_draft_tokens,
-            device=self.resolved.device,
-        )
-        return registry.create(speculative.method, dict(speculative.options), runtime)
+    def _forget(self) -> None:
+        """Tell the proposer who is gone: what has ended, and what is to start over."""
+        gone, self._gone = self._gone, []
+        if gone and self.proposer is not None:
+            self.proposer.forget(gone)
 
 
 def _num_confirmed(emitted: Sequence[int], drafts: Sequence[int]) -> int:

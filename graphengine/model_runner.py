@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from capture.compile import PieceCompiler
@@ -28,6 +27,7 @@ from graphengine.models.layers import LayerOps
 from graphengine.models.native_ops import NativeOps
 from graphengine.models.torch_ops import TorchOps
 from graphengine.probe import VerifierShape
+from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
 from graphengine.resolve import GREEDY, MAX_PREFILL_ROWS, ResolvedConfig
 from graphengine.sampling.cpu import NativeGreedyVerify
@@ -111,12 +111,12 @@ class ModelRunner:
         self.compiler.finish_warmup()
 
     def verify(
-        self, rows: npt.NDArray[np.intp], draft_token_ids: IntArray, num_draft_tokens: IntArray
+        self, requests: Sequence[Request], draft_token_ids: IntArray, num_draft_tokens: IntArray
     ) -> IntArray:
         """Run one decode step through the table.
 
         Args:
-            rows: [num_reqs] state rows in batch order.
+            requests: [num_reqs] in batch order, their state rows up to date.
             draft_token_ids: [num_reqs, k], anything beyond each request's drafts.
             num_draft_tokens: [num_reqs].
 
@@ -125,15 +125,15 @@ class ModelRunner:
             number of emitted tokens, then their ids, -1 beyond.
         """
         longest = int(num_draft_tokens.max(initial=0))
-        key = self.manager.dispatch(len(rows), longest, GREEDY)
+        key = self.manager.dispatch(len(requests), longest, GREEDY)
         cell = self._cell(key)
         step_batch.write_decode(
-            cell.inputs, key, self._state, rows, draft_token_ids, num_draft_tokens
+            cell.inputs, key, self._state, requests, draft_token_ids, num_draft_tokens
         )
         self.decoder.attention.plan(cell.forward.attention)
-        num_tokens = len(rows) + int(num_draft_tokens.sum())
-        self.manager.replay(key, num_reqs=len(rows), num_tokens=num_tokens)
-        return self._packed[: len(rows)]
+        num_tokens = len(requests) + int(num_draft_tokens.sum())
+        self.manager.replay(key, num_reqs=len(requests), num_tokens=num_tokens)
+        return self._packed[: len(requests)]
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Fill the KV rows of prompt chunks; outside the table, counted."""

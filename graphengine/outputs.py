@@ -9,13 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
-from graphengine.request import FinishReason, RequestMetrics
-
-# Where an emitted token came from: a confirmed draft, the target's token at the first mismatch, or
-# the target's token after a block without a mismatch (plain decoding included).
-Origin = Literal["accepted", "recovered", "bonus"]
+from graphengine.request import FinishReason, Origin, RequestMetrics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,11 +21,12 @@ class AnswerLog:
     and a step costs what it adds.
     """
 
-    token_ids: Sequence[int]  # the request's own list, prompt first; written by commit
+    # the request's own lists, written by commit
+    token_ids: Sequence[int]  # prompt first
     num_prompt_tokens: int
-    # the rest is written by the request's stream
-    token_origins: list[Origin] = field(default_factory=list)  # one a token
-    texts: list[str] = field(default_factory=list)  # what each step completed
+    token_origins: Sequence[Origin]  # one for each token after the prompt
+    # what each output added, written by the request's stream
+    texts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -57,7 +53,7 @@ class CompletionOutput:
     @cached_property
     def token_origins(self) -> list[Origin]:
         """Where each token came from, `[num_tokens]`."""
-        return self.log.token_origins[: self.num_tokens]
+        return list(self.log.token_origins[: self.num_tokens])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CompletionOutput):

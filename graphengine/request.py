@@ -18,6 +18,10 @@ from graphengine.sampling.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
 
+# Where an emitted token came from: a confirmed draft, the target's token at the first mismatch, or
+# the target's token after a block without a mismatch (plain decoding included).
+Origin = Literal["accepted", "recovered", "bonus"]
+
 
 class RequestStatus(enum.Enum):
     """Where a request stands. Only PREFILL and DECODE hold a row and blocks."""
@@ -64,6 +68,7 @@ class Request:
     """
 
     __slots__ = (
+        "admission",
         "arrival",
         "block_digests",
         "block_table",
@@ -81,6 +86,7 @@ class Request:
         "status",
         "stop_token_ids",
         "token_ids",
+        "token_origins",
     )
 
     def __init__(
@@ -113,11 +119,15 @@ class Request:
         self.limit = min(max_model_len, budget)
         self.metrics = RequestMetrics()
 
-        # Prompt, then output; only verified tokens. Appended to by commit alone.
+        # Prompt, then output; only verified tokens. Appended to by commit alone, as are the
+        # origins, one for each output token.
         self.token_ids: list[int] = list(prompt)
+        self.token_origins: list[Origin] = []
 
-        # Written by the scheduler. `arrival` orders requests and is given once.
+        # Written by the scheduler. `arrival` orders requests and is given once; `admission` is new
+        # each time that the request gets a row, and no two requests ever have the same.
         self.arrival: int | None = None
+        self.admission: int | None = None
         self.row: int | None = None  # persistent state row, while PREFILL or DECODE
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None

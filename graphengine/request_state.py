@@ -1,8 +1,9 @@
 """RequestState: the persistent rows of running requests, apart from the inputs of any step.
 
 A request keeps its row from admission to its end or preemption, whatever batch it is in; a step
-gathers from rows and never moves them. Host-side numpy; written on admission, schedule and commit,
-read by the step batch and the proposers.
+gathers from rows and never moves them. Host-side numpy, read by the step batch and the proposers. A
+row knows whose it is: it is brought up to date by looking at what it holds, never by being told
+what has changed, and what is not up to date is not read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from graphengine.request import Request
 from graphengine.sampling.verifier import NO_STOP
 
 MAX_STOP_IDS = 64
+NOBODY = -1  # no admission has this number
 
 IntArray = npt.NDArray[np.int32]
 
@@ -24,6 +26,7 @@ class RequestState:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
+        self.admission = np.full(max_num_seqs, NOBODY, dtype=np.int64)  # whose row it is
         # [max_num_seqs, max_model_len] prompt + output; proposers get read-only views of it
         self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
@@ -32,40 +35,41 @@ class RequestState:
         self.block_table = np.zeros((max_num_seqs, self.max_blocks), dtype=np.int32)
         self.stop_ids = np.full((max_num_seqs, MAX_STOP_IDS), NO_STOP, dtype=np.int32)
 
-    def admit(self, request: Request) -> None:
-        """Take over everything of a request that has just got its row."""
-        row = _row(request)
-        self.token_ids[row, : request.num_tokens] = request.token_ids
+    def follow(self, request: Request) -> None:
+        """Bring the row of a running request up to date.
+
+        May be repeated, and may break off anywhere: the row is the request's from the last line on.
+        """
+        row, admission = request.row, request.admission
+        assert row is not None, f"{request} has no row"
+        assert admission is not None, f"{request} was never admitted"
+        first_block = request.kv_len // self.block_size  # blocks before it stay while it runs
+        if self.admission[row] != admission:
+            self.admission[row] = NOBODY
+            self.num_tokens[row] = first_block = 0
+            self.limit[row] = request.limit
+            self.stop_ids[row] = NO_STOP
+            self.stop_ids[row, : len(request.stop_token_ids)] = sorted(request.stop_token_ids)
+        known = self.num_tokens[row]
+        self.token_ids[row, known : request.num_tokens] = request.token_ids[known:]
         self.num_tokens[row] = request.num_tokens
-        self.limit[row] = request.limit
-        self.stop_ids[row] = NO_STOP
-        self.stop_ids[row, : len(request.stop_token_ids)] = sorted(request.stop_token_ids)
-        self._write_blocks(request, 0)
+        block_ids = request.block_table.block_ids
+        self.block_table[row, first_block : len(block_ids)] = block_ids[first_block:]
+        self.block_table[row, len(block_ids) :] = 0
+        self.admission[row] = admission
 
-    def update_blocks(self, request: Request) -> None:
-        """Follow the block table; its blocks below `kv_len` are fixed while a request runs."""
-        self._write_blocks(request, request.kv_len // self.block_size)
-
-    def append(self, request: Request, token_ids: list[int]) -> None:
-        """Append committed tokens."""
-        row = _row(request)
-        start = self.num_tokens[row]
-        self.token_ids[row, start : start + len(token_ids)] = token_ids
-        self.num_tokens[row] = start + len(token_ids)
+    def row_of(self, request: Request) -> int:
+        """The row of a running request, which must be up to date."""
+        row = request.row
+        assert row is not None, f"{request} has no row"
+        assert self.admission[row] == request.admission, f"the row of {request} is another's"
+        assert self.num_tokens[row] == request.num_tokens, (
+            f"the row of {request} is out of date: it has {self.num_tokens[row]} tokens"
+        )
+        return row
 
     def history(self, request: Request) -> IntArray:
         """The request's tokens so far, int32 [num_tokens], a read-only view."""
-        view = self.token_ids[_row(request), : request.num_tokens]
+        view = self.token_ids[self.row_of(request), : request.num_tokens]
         view.flags.writeable = False
         return view
-
-    def _write_blocks(self, request: Request, first: int) -> None:
-        row = self.block_table[_row(request)]
-        block_ids = request.block_table.block_ids
-        row[first : len(block_ids)] = block_ids[first:]
-        row[len(block_ids) :] = 0
-
-
-def _row(request: Request) -> int:
-    assert request.row is not None, f"{request} has no row"
-    return request.row

@@ -93,7 +93,6 @@ class StepPlan:
     k: int = 0  # widest cell of the ladder this step may use
     decodes: list[DecodeSlot] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)  # got a state row this step
     preempted: list[Request] = field(default_factory=list)  # lost row and blocks this step
 
 
@@ -121,6 +120,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}  # unfinished, by id
         self._free_rows = list(range(config.max_num_seqs))  # a heap: lowest row first
         self._num_arrived = 0
+        self._num_admitted = 0
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -149,13 +149,14 @@ class Scheduler:
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends an unfinished request and gives back its row and all its blocks."""
         assert self._requests.get(request.request_id) is request, f"{request} is not unfinished"
-        if request.status is RequestStatus.WAITING:
+        was_waiting = request.status is RequestStatus.WAITING
+        request.finish_reason = reason
+        request.status = RequestStatus.FINISHED  # what breaks off behind this has ended it
+        if was_waiting:
             self.waiting.remove(request)
         else:
             self._leave_running(request)
         del self._requests[request.request_id]
-        request.status = RequestStatus.FINISHED
-        request.finish_reason = reason
 
     def preempt(self, request: Request) -> None:
         """Sends a running request back to the front of the queue, to be recomputed.
@@ -168,6 +169,25 @@ class Scheduler:
         request.metrics.num_preemptions += 1
         # Older than all that wait, so this is the front.
         insort(self.waiting, request, key=_arrival)
+
+    def start_over(self) -> list[Request]:
+        """Forgets all but requests and their tokens; returns the unfinished ones, all waiting.
+
+        For a change to queues, rows or blocks that broke off half-way: whatever it has left, it is
+        all given anew. Costs a recompute of everything and the prefix cache.
+        """
+        everybody = sorted(self._requests.values(), key=_arrival)
+        self.kv.start_over(everybody)
+        for request in everybody:
+            request.metrics.num_preemptions += request.row is not None
+            request.row = None
+            if not request.is_finished:
+                request.status = RequestStatus.WAITING
+        unfinished = [request for request in everybody if not request.is_finished]
+        self._requests = {request.request_id: request for request in unfinished}
+        self.waiting, self.running = deque(unfinished), []
+        self._free_rows = list(range(self.config.max_num_seqs))
+        return unfinished
 
     def advance_prefill(self, chunk: PrefillChunk) -> None:
         """Records that a chunk has run. Must not be called once its request has been dropped."""
@@ -197,7 +217,7 @@ class Scheduler:
             self.kv.trim(request)  # rows of a step that was never committed
         self._ensure_mandatory_rows(plan)
         if not plan.preempted:
-            self._admit(plan)
+            self._admit()
         decodes = [request for request in self.running if request.is_decode_ready]
         plan.k = self._widest_cell(ladder, decodes)
         self._plan_chunks(plan, self.config.max_num_batched_tokens - len(decodes) * (plan.k + 1))
@@ -265,7 +285,7 @@ class Scheduler:
                 if victim is request:
                     break
 
-    def _admit(self, plan: StepPlan) -> None:
+    def _admit(self) -> None:
         """Moves requests from the head of the queue to running while rows and blocks allow."""
         num_decodes = sum(request.is_decode_ready for request in self.running)
         pending = sum(request.num_prefill_tokens for request in self.running)
@@ -281,7 +301,6 @@ class Scheduler:
                 return
             self.waiting.popleft()
             self._start(request)
-            plan.admitted.append(request)
             pending += request.num_prefill_tokens
             num_decodes += request.is_decode_ready
 
@@ -305,6 +324,8 @@ class Scheduler:
         num_cached = self.kv.match_prefix(request)
         if request.metrics.num_preemptions == 0:
             request.metrics.num_cached_tokens = num_cached
+        request.admission = self._num_admitted
+        self._num_admitted += 1
         request.row = heapq.heappop(self._free_rows)
         insort(self.running, request, key=_arrival)
         self._set_running_status(request)

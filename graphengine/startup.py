@@ -26,6 +26,8 @@ from graphengine.models.tokenizer import Tokenizer
 from graphengine.numerics import check_row_invariance
 from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig, resolve
+from proposers import registry
+from proposers.base import Proposer
 
 # Called with (phase, done, total, what) in the phases `weights` and `capture`.
 StartProgress = Callable[[str, int, int, str], None]
@@ -46,6 +48,17 @@ class StartTimes:
     def __str__(self) -> str:
         parts = [f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items()]
         return ", ".join([*parts, f"total {sum(self.seconds.values()):.2f} s"])
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRuntime:
+    """What a proposer is told about its engine (`proposers.base.Runtime`)."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_draft_tokens: int
+    device: torch.device
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,6 +126,21 @@ def start(
     with times.phase("capture"):
         runner.capture(None if progress is None else lambda *done: progress("capture", *done))
     return Started(resolved=resolved, runner=runner, state=state, tokenizer=tokenizer, times=times)
+
+
+def make_proposer(resolved: ResolvedConfig) -> Proposer | None:
+    """The proposer that the configuration names; None where speculation is off."""
+    speculative, sizes = resolved.speculative, resolved.sizes
+    if speculative is None:
+        return None
+    runtime = EngineRuntime(
+        vocab_size=resolved.model.vocab_size,
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=sizes.max_num_seqs,
+        max_draft_tokens=sizes.max_draft_tokens,
+        device=resolved.device,
+    )
+    return registry.create(speculative.method, dict(speculative.options), runtime)
 
 
 def _load(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from capture.shapes import ShapeKey
+from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
 from graphengine.sampling.verifier import NO_STOP
 from graphengine.scheduler import PrefillChunk
@@ -35,7 +36,7 @@ def write_decode(
     views: HostViews,
     key: ShapeKey,
     state: RequestState,
-    rows: npt.NDArray[np.intp],
+    requests: Sequence[Request],
     draft_token_ids: IntArray,
     num_draft_tokens: IntArray,
 ) -> None:
@@ -44,11 +45,12 @@ def write_decode(
     Args:
         views: host views of the cell's inputs.
         key: the cell.
-        state, rows: request rows of the live requests, `[num_reqs]`, in batch order (the
-            idx_mapping).
+        state: the persistent rows, which must be up to date.
+        requests: the live requests, `[num_reqs]`, in batch order.
         draft_token_ids: [num_reqs, >= longest draft], anything beyond a request's drafts.
         num_draft_tokens: [num_reqs].
     """
+    rows = np.array([state.row_of(request) for request in requests], dtype=np.intp)  # idx_mapping
     num_reqs, query_len = len(rows), key.query_len
     base = state.num_tokens[rows] - 1  # position of the last known token
     offsets = np.arange(query_len, dtype=np.int32)
@@ -82,8 +84,7 @@ def write_prefill(views: HostViews, state: RequestState, chunks: Sequence[Prefil
     end = 0
     views["query_start_loc"][0] = 0
     for index, chunk in enumerate(chunks):
-        row = chunk.request.row
-        assert row is not None, f"chunk of {chunk.request}, which has no row"
+        row = state.row_of(chunk.request)
         start, end = end, end + chunk.num_tokens
         positions = np.arange(chunk.start, chunk.start + chunk.num_tokens, dtype=np.int32)
         blocks = state.block_table[row, positions // state.block_size]

@@ -209,7 +209,10 @@ class Proposer(Protocol):
         ...
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drop all state of these requests; ids that are not known are ignored."""
+        """Drop all state of these requests; ids that are not known are ignored.
+
+        They have ended, or are to start over: propose may come for one again, with its history.
+        """
         ...
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from graphengine.decode_timer import DecodeTimer
 from graphengine.engine import Engine
-from graphengine.outputs import Origin, RequestOutput
+from graphengine.outputs import RequestOutput
+from graphengine.request import Origin
 from graphengine.sampling.params import SamplingParams
 
 

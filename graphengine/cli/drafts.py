@@ -13,7 +13,7 @@ from rich.style import Style
 
 from graphengine.models.detokenizer import IncrementalDetokenizer
 from graphengine.models.tokenizer import Tokenizer
-from graphengine.outputs import Origin
+from graphengine.request import Origin
 
 _STYLES: dict[Origin, Style] = {
     "accepted": Style(color="green"),

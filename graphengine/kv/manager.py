@@ -7,9 +7,11 @@ Knows nothing of tensors; it deals in block ids and row counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from graphengine.kv.block_pool import BlockPool
+from graphengine.kv.block_table import BlockTable
 from graphengine.kv.prefix_cache import PrefixCache
 from graphengine.request import Request
 
@@ -158,6 +160,20 @@ class KVManager:
         self.pool.free(request.block_table.truncate(0))
         request.kv_len = 0
         request.num_reserved_rows = 0
+
+    def start_over(self, requests: Iterable[Request]) -> None:
+        """Frees every block and forgets what is cached, whatever state the bookkeeping is in.
+
+        Args:
+            requests: all that may hold blocks; afterwards none does.
+        """
+        self.pool = BlockPool(self.pool.num_blocks)
+        if self.prefix_cache is not None:
+            self.prefix_cache = PrefixCache(self.pool, self.block_size)
+        for request in requests:
+            request.block_table = BlockTable()
+            request.kv_len = 0
+            request.num_reserved_rows = 0
 
     def _grow(self, request: Request, num_rows: int) -> int:
         """Extends the table towards `kv_len + num_rows`; returns the rows that have room."""

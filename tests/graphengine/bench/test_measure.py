@@ -29,7 +29,7 @@ PROMPT = [5, 9, 200, 31, 77]
 
 def _output(request_id: str, num_new_tokens: int) -> RequestOutput:
     completion = CompletionOutput(
-        index=0, finish_reason=None, log=AnswerLog([], 0), num_tokens=0, num_texts=0
+        index=0, finish_reason=None, log=AnswerLog([], 0, []), num_tokens=0, num_texts=0
     )
     return RequestOutput(
         request_id=request_id,

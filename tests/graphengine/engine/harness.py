@@ -58,6 +58,7 @@ class Harness:
     logits: dict[tuple[str, int], np.ndarray[Any, Any]] = field(default_factory=dict)
     num_steps: int = 0
     num_padding_rows: int = 0
+    num_interrupts: int = 0  # steps that broke off, as the test says; their counts may be lost
     batch_sizes: list[int] = field(default_factory=list)  # requests of each verify
 
     def __post_init__(self) -> None:
@@ -135,12 +136,10 @@ class Harness:
         stats = self.engine.stats()
         assert 0 <= stats.num_accepted_tokens <= stats.num_draft_tokens
         assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
-        assert sum(stats.replays.values()) == stats.num_steps
+        assert 0 <= sum(stats.replays.values()) - stats.num_steps <= self.num_interrupts
         assert stats.padding_rows == self.num_padding_rows
         for request in self.engine.scheduler.running:
-            state, row = self.engine.state, request.row
-            assert state.num_tokens[row] == request.num_tokens
-            assert state.history(request).tolist() == request.token_ids
+            assert self.engine.state.history(request).tolist() == request.token_ids
 
     def audit_between_steps(self) -> None:
         """As `audit`, after a step that broke off: its reservations last until the next one."""
@@ -166,7 +165,8 @@ class Harness:
         assert len(answer.token_ids) == len(old) + output.num_new_tokens
         assert len(answer.token_origins) == len(answer.token_ids), "one origin a token"
         accepted = answer.token_origins.count("accepted")
-        assert accepted == output.metrics.num_accepted_tokens
+        counted = output.metrics.num_accepted_tokens
+        assert counted == accepted or (self.num_interrupts and counted < accepted)
         assert output.finished == (answer.finish_reason is not None)
         self.outputs[output.request_id] = output
 
@@ -176,15 +176,13 @@ class Harness:
             self._written.update(slots(self.engine.kv, chunk.request, chunk.start, end))
         self._prefill(chunks)
 
-    def _spy_verify(self, rows: Any, drafts: Any, lengths: Any) -> Any:
-        by_row = {request.row: request for request in self.engine.scheduler.running}
-        batch = [by_row[row] for row in rows.tolist()]
+    def _spy_verify(self, batch: list[Request], drafts: Any, lengths: Any) -> Any:
         self.batch_sizes.append(len(batch))
         for request, num_draft_tokens in zip(batch, lengths.tolist(), strict=True):
             start, stop = request.kv_len, request.kv_len + 1 + num_draft_tokens
             assert stop < self.engine.resolved.sizes.max_model_len, "a row at the context limit"
             self._written.update(slots(self.engine.kv, request, start, stop))
-        packed = self._verify(rows, drafts, lengths)
+        packed = self._verify(batch, drafts, lengths)
         if self.keep_logits:
             self._remember_logits(batch, packed, int(lengths.max(initial=0)))
         return packed

@@ -6,7 +6,7 @@ import tracemalloc
 
 from graphengine.models.loader import open_model
 from graphengine.outputs import RequestOutput
-from graphengine.request import Request
+from graphengine.request import Request, RequestStatus
 from graphengine.sampling.params import SamplingParams
 from graphengine.streams import OutputStream
 from tests.graphengine.engine.checkpoints import Checkpoints
@@ -23,10 +23,13 @@ def open_stream(num_steps: int) -> OutputStream:
     return stream
 
 
-def emit(stream: OutputStream, token_ids: list[int], *, num_accepted: int = 0) -> str:
-    """What a step does that drafted two tokens; returns the new text."""
-    stream.request.token_ids.extend(token_ids)
-    return stream.add(token_ids, num_draft_tokens=2, num_accepted=num_accepted)
+def emit(stream: OutputStream, token_ids: list[int], *, num_accepted: int = 0) -> RequestOutput:
+    """What a step does that drafted two tokens; returns its output."""
+    request = stream.request
+    request.token_ids.extend(token_ids)
+    request.token_origins.extend(["accepted"] * num_accepted)
+    request.token_origins.append("bonus" if num_accepted == 2 else "recovered")
+    return stream.next_output()
 
 
 def test_a_step_costs_what_it_adds() -> None:
@@ -35,25 +38,23 @@ def test_a_step_costs_what_it_adds() -> None:
     for num_steps in (10, 20_000):
         stream = open_stream(num_steps)
         tracemalloc.start()
-        kept = [stream.output("", 3) for _ in range(10)]
+        kept = [emit(stream, [7, 7, 7], num_accepted=2) for _ in range(10)]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert len(kept[0].outputs[0].token_ids) == 3 * num_steps
+        assert len(kept[0].outputs[0].token_ids) == 3 * num_steps + 3
     assert peaks[1] < peaks[0] + 1000, f"bytes of ten outputs, short and long: {peaks}"
 
 
 def test_an_output_does_not_grow() -> None:
     """A window on what is shared that moves with it, or is opened by its reader."""
     stream = open_stream(2)
-    before = stream.output("", 3)
-    read = stream.output("", 3)
+    before, read = stream.next_output(), stream.next_output()
     read.outputs[0].token_ids.append(99)
     read.prompt_token_ids.clear()
-    emit(stream, [7])
+    after = emit(stream, [7])
     answer = before.outputs[0]
     assert answer.token_ids == [0, 0, 0, 1, 1, 1]
     assert answer.token_origins == ["accepted", "accepted", "bonus"] * 2
-    after = stream.output("", 1)
     assert after.outputs[0].token_ids == [0, 0, 0, 1, 1, 1, 7]
     assert after.outputs[0].token_origins[-1] == "recovered"
     assert after.prompt_token_ids == list(PROMPT)
@@ -69,8 +70,10 @@ def test_texts_add_up(checkpoints: Checkpoints) -> None:
     stream = OutputStream.open(request, tokenizer)
     outputs: list[RequestOutput] = []
     for token_id in tokenizer.encode("the thin thing é"):
-        outputs.append(stream.output(emit(stream, [token_id]), 1))
-    outputs.append(stream.output(stream.finish()))
+        outputs.append(emit(stream, [token_id]))
+    assert not stream.is_behind
+    request.status = RequestStatus.FINISHED
+    outputs.append(stream.next_output())
     for index, output in enumerate(outputs):
         pieces = "".join(earlier.new_text for earlier in outputs[: index + 1])
         assert output.outputs[0].text == pieces
@@ -80,7 +83,6 @@ def test_texts_add_up(checkpoints: Checkpoints) -> None:
 def test_answers_compare_and_print_by_what_they_say() -> None:
     """Two equal answers of two runs that differ; a print that shows no answer."""
     first, second = open_stream(2), open_stream(2)
-    assert first.output().outputs == second.output().outputs
-    emit(second, [5])
-    assert first.output().outputs != second.output().outputs
-    assert "token_ids=[0, 0, 0, 1, 1, 1]" in repr(first.output())
+    assert first.next_output().outputs == second.next_output().outputs
+    assert first.next_output().outputs != emit(second, [5]).outputs
+    assert "token_ids=[0, 0, 0, 1, 1, 1]" in repr(first.next_output())

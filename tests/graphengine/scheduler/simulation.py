@@ -114,6 +114,7 @@ class Simulation:
     cache: dict[int, int] = field(default_factory=dict)
     num_steps: int = 0
     plans: list[StepPlan] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)  # request ids, each time one gets a row
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -137,11 +138,13 @@ class Simulation:
         return plan
 
     def schedule(self) -> StepPlan:
+        running = list(self.scheduler.running)
         before = {r.request_id: r.metrics.num_preemptions for r in self.requests}
         short = self.is_short_of_mandatory_rows()
         plan = self.scheduler.schedule(self.ladder)
         self.num_steps += 1
         self.plans.append(plan)
+        self.started += [r.request_id for r in self.scheduler.running if r not in running]
         self.audit()
         self.check_plan(plan)
         assert bool(plan.preempted) == short, "preempted for something other than mandatory rows"

@@ -59,13 +59,11 @@ def test_rows_are_lowest_first_and_come_back() -> None:
     """Guards against two requests in one state row, and rows lost when requests finish."""
     sim = Simulation(make_scheduler(max_num_seqs=3))
     requests = [sim.add(make_request(str(i), [i, 1], 30)) for i in range(5)]
-    plan = sim.step()
-    assert plan.admitted == requests[:3]
+    sim.step()
     assert [r.row for r in requests] == [0, 1, 2, None, None]
     sim.scheduler.abort("1")
-    plan = sim.step()
-    assert plan.admitted == requests[3:4]
-    assert requests[3].row == 1
+    sim.step()
+    assert [r.row for r in requests] == [0, None, 2, 1, None]
     sim.drain()
     sim.check_outputs()
 
@@ -90,8 +88,7 @@ def test_without_chunking_prompts_run_whole_and_in_order() -> None:
         sim.add(make_request(str(i), range(i, i + length), 6))
     sim.drain()
     sim.check_outputs()
-    started = [r.request_id for plan in sim.plans for r in plan.admitted]
-    assert started == ["0", "1", "2", "3", "4"]
+    assert sim.started == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("length", [1, 4, 8, 9])
@@ -164,6 +161,6 @@ def test_queue_is_served_in_order_of_arrival() -> None:
     for i in range(2, 12):
         sim.add(make_request(str(i), [i], 4))
     sim.drain()
-    started = [int(r.request_id) for plan in sim.plans for r in plan.admitted]
+    started = [int(request_id) for request_id in sim.started]
     assert started == sorted(started)
     sim.check_outputs()

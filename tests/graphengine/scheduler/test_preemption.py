@@ -182,3 +182,37 @@ def test_no_draft_is_ever_the_cause_of_a_preemption() -> None:
     sim.drain()
     sim.check_outputs()
     assert all(r.metrics.num_preemptions == 0 for r in sim.requests)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5, 9])
+def test_starting_over_keeps_requests_and_their_tokens(num_steps: int) -> None:
+    """Guards against rows, blocks or requests lost by a change that broke off half-way."""
+    sim = Simulation(make_scheduler(num_blocks=16, max_num_seqs=3, max_num_batched_tokens=12))
+    requests = [sim.add(make_request(str(i), range(i, i + 9), 12)) for i in range(5)]
+    for _ in range(num_steps):
+        sim.step()
+    scheduler = sim.scheduler
+    unfinished = [request for request in requests if not request.is_finished]
+    if num_steps:  # one that is in no queue, with a block that is in no table
+        scheduler.running.pop()
+        scheduler.kv.pool.allocate(1)
+    assert scheduler.start_over() == unfinished == list(scheduler.waiting)
+    assert scheduler.kv.stats().num_used == scheduler.kv.stats().num_cached == 0
+    sim.audit()
+    sim.drain()
+    sim.check_outputs()
+    assert sum(request.metrics.num_preemptions for request in requests) >= min(num_steps, 1)
+
+
+def test_what_had_ended_does_not_start_over() -> None:
+    """Guards against a request served again because its end broke off half-way."""
+    sim = Simulation(make_scheduler())
+    ended, other = (sim.add(make_request(name, range(9), 12)) for name in "ab")
+    sim.step()
+    ended.status, ended.finish_reason = RequestStatus.FINISHED, "abort"  # and no more
+    assert sim.scheduler.start_over() == [other]
+    assert ended.row is None
+    assert len(ended.block_table) == 0
+    sim.audit()
+    sim.drain()
+    assert other.is_finished
