@@ -1,4 +1,4 @@
-"""The captured step: from token ids to emitted tokens, and the static buffers that it runs over.
+"""The captured step: from token ids to accepted counts, and the static buffers that it runs over.
 
 Owns the definition of the step and the list of its buffers by who writes them. The call is what
 graphs capture: it runs only ops, reads nothing back to the host, and is the same for every cell of
@@ -16,14 +16,14 @@ from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, ForwardBuffers, ForwardInputs
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import MAX_PREFILL_ROWS, RunnerSizes
-from graphengine.sampling.verifier import NO_STOP, GreedyVerify
+from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
 
 Views = Mapping[str, torch.Tensor]
 
 
 def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
     """Every static buffer: those of the host, of the forward and of the verifier."""
-    rows, width = sizes.num_state_rows, sizes.max_draft_tokens + 2
+    rows, width = sizes.num_state_rows, packed_width(sizes.max_draft_tokens)
     return [
         _input("token_ids", ("T",)),
         _input("positions", ("T",)),

@@ -320,11 +320,9 @@ class Engine:
         packed = self.runner.verify(requests, drafts, lengths)
         self._counter.count_step(len(alive))
         sampled = []
-        for position, index in enumerate(alive):
-            count, *token_ids = packed[position].tolist()
-            emitted, num_draft_tokens = token_ids[:count], int(lengths[position])
-            accepted = _num_confirmed(emitted, drafts[position, :num_draft_tokens].tolist())
-            sampled.append(Sampled(decodes[index], emitted, num_draft_tokens, accepted))
+        for index, length, row in zip(alive, lengths.tolist(), packed.tolist(), strict=True):
+            count, num_accepted, *token_ids = row
+            sampled.append(Sampled(decodes[index], token_ids[:count], length, num_accepted))
         return sampled
 
     def _commit(self, sampled: Sequence[Sampled]) -> None:
@@ -386,13 +384,3 @@ class Engine:
         gone, self._gone = self._gone, []
         if gone and self.proposer is not None:
             self.proposer.forget(gone)
-
-
-def _num_confirmed(emitted: Sequence[int], drafts: Sequence[int]) -> int:
-    """Length of the common prefix: by the verifier's rule, what of `emitted` were drafts."""
-    count = 0
-    for token, draft in zip(emitted, drafts, strict=False):
-        if token != draft:
-            break
-        count += 1
-    return count

@@ -121,8 +121,8 @@ class ModelRunner:
             num_draft_tokens: [num_reqs].
 
         Returns:
-            int32 [num_reqs, k_max + 2], a view of the output buffer, valid until the next step:
-            number of emitted tokens, then their ids, -1 beyond.
+            int32 [num_reqs, k_max + 3], a view of the output buffer, valid until the next step:
+            number of emitted tokens, how many of them were drafts, then their ids, -1 beyond.
         """
         longest = int(num_draft_tokens.max(initial=0))
         key = self.manager.dispatch(len(requests), longest, GREEDY)

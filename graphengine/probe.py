@@ -15,7 +15,7 @@ from graphengine.attention.base import AttentionBatch
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, LayerWeights
 from graphengine.request_state import MAX_STOP_IDS
-from graphengine.sampling.verifier import NO_STOP, GreedyVerify
+from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
 
 Tensor = torch.Tensor
 # Contexts of requests that share a call: around the edges of the kernels' KV chunks of 64.
@@ -201,6 +201,7 @@ def _history(config: ModelConfig) -> int:
 def _verifier_problem(shape: VerifierShape, generator: torch.Generator) -> Problem:
     """Several batches of requests with ragged drafts; what a call leaves out of one is padding."""
     num_rows, query_len = shape.num_rows, shape.max_draft_tokens + 1
+    width = packed_width(shape.max_draft_tokens)
 
     def draw(high: int, *size: int) -> Tensor:
         size = (VERIFIED_BATCHES, num_rows, *size)
@@ -216,7 +217,7 @@ def _verifier_problem(shape: VerifierShape, generator: torch.Generator) -> Probl
     def verify(low: int, high: int) -> Tensor:
         found = []
         for batch in range(VERIFIED_BATCHES):
-            packed = torch.zeros(num_rows, query_len + 1, dtype=torch.int32)
+            packed = torch.zeros(num_rows, width, dtype=torch.int32)
             shape.verify(
                 packed,
                 _filled(targets[batch, low:high].flatten(), shape.num_target_ids, 0),

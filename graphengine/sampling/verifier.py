@@ -18,13 +18,18 @@ GreedyVerify = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 NO_STOP = -2  # pads a row of stop ids; no token has this id
 
 
+def packed_width(max_draft_tokens: int) -> int:
+    """Columns of `packed`: number of emitted tokens, how many were drafts, then their ids."""
+    return 2 + max_draft_tokens + 1
+
+
 def verify_reference(
     target_ids: Sequence[int],
     draft_ids: Sequence[int],
     stop_ids: Sequence[int],
     max_new_tokens: int,
-) -> list[int]:
-    """Tokens that one request emits.
+) -> tuple[list[int], int]:
+    """Tokens that one request emits, and how many of them were drafts.
 
     Args:
         target_ids: the target's token after the last known token and after each draft; one more
@@ -34,13 +39,14 @@ def verify_reference(
         max_new_tokens: room left for the request, >= 1.
     """
     emitted: list[int] = []
+    num_accepted = 0
     for index, token in enumerate(target_ids):
+        confirmed = index < len(draft_ids) and draft_ids[index] == token
         emitted.append(token)  # a confirmed draft, else the recovered token, else the bonus token
-        if token in stop_ids or len(emitted) == max_new_tokens:
+        num_accepted += confirmed
+        if not confirmed or token in stop_ids or len(emitted) == max_new_tokens:
             break
-        if index == len(draft_ids) or draft_ids[index] != token:
-            break
-    return emitted
+    return emitted, num_accepted
 
 
 def greedy_verify(
@@ -52,8 +58,8 @@ def greedy_verify(
     stop_ids: Tensor,
     max_new_tokens: Tensor,
 ) -> None:
-    """Write `packed` [num_rows, k_max + 2] int32: number of emitted tokens, then their ids, -1
-    beyond.
+    """Write `packed` [num_rows, k_max + 3] int32: number of emitted tokens, how many of them were
+    drafts, then their ids, -1 beyond.
 
     Shapes do not depend on the cell, so this is compiled once: rows of all requests are looked at,
     and the cell's `query_len` [1] says where a request's tokens start.
@@ -66,15 +72,17 @@ def greedy_verify(
         max_new_tokens: [num_rows] int32, room left; padding rows: 1.
     """
     num_rows, width = packed.shape
-    positions = torch.arange(width - 1, dtype=torch.int32)  # [k_max + 1]
+    positions = torch.arange(width - 2, dtype=torch.int32)  # [k_max + 1]
     starts = torch.arange(num_rows, dtype=torch.int32)[:, None] * query_len  # [num_rows, 1]
     last = query_len - 1
     targets = target_ids[starts + torch.minimum(positions, last)]  # [num_rows, k_max + 1]
     drafts = token_ids[starts + torch.minimum(positions + 1, last)]
     confirmed = (targets == drafts) & (positions < num_draft_tokens[:, None])
     stops = (targets[:, :, None] == stop_ids[:, None, :]).any(-1)
-    # Each rule names the first position after which nothing is emitted; the earliest rule wins.
-    ends = torch.where(~confirmed | stops, positions, width).amin(-1)
-    count = torch.minimum(ends + 1, max_new_tokens)
+    # Each rule names the last position that is emitted; the earliest rule wins.
+    mismatch = torch.where(confirmed, width, positions).amin(-1)
+    stop = torch.where(stops, positions, width).amin(-1)
+    count = torch.minimum(torch.minimum(mismatch, stop) + 1, max_new_tokens)
     packed[:, 0] = count
-    packed[:, 1:] = torch.where(positions < count[:, None], targets, -1)
+    packed[:, 1] = torch.minimum(mismatch, count)
+    packed[:, 2:] = torch.where(positions < count[:, None], targets, -1)

@@ -183,6 +183,9 @@ class Harness:
             assert stop < self.engine.resolved.sizes.max_model_len, "a row at the context limit"
             self._written.update(slots(self.engine.kv, request, start, stop))
         packed = self._verify(batch, drafts, lengths)
+        for (count, accepted, *ids), draft in zip(packed.tolist(), drafts.tolist(), strict=True):
+            common = [a == b for a, b in zip(ids[:count], draft, strict=False)]
+            assert accepted == [*common, False].index(False)
         if self.keep_logits:
             self._remember_logits(batch, packed, int(lengths.max(initial=0)))
         return packed

@@ -96,7 +96,7 @@ def test_every_static_buffer_holds_the_largest_cell(
         "block_table": max_num_seqs * 64 // 4,
         **dict.fromkeys(("num_draft_tokens", "max_new_tokens"), max_num_seqs),
         "stop_ids": max_num_seqs * MAX_STOP_IDS,
-        "packed": max_num_seqs * (k + 2),
+        "packed": max_num_seqs * (k + 3),
     }
     buffers = make_buffers(model, resolved.sizes, torch.device("meta"))
     assert set(buffers.specs) == set(elements), "count the new buffer here, too"

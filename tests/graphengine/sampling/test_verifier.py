@@ -38,7 +38,7 @@ def random_case(draw: random.Random, query_len: int) -> Case:
 
 def run(verify: GreedyVerify, cases: list[Case], query_len: int) -> list[list[int]]:
     """The packed rows of a cell; buffers are larger than the cell, with junk behind it."""
-    packed = torch.full((NUM_ROWS, MAX_DRAFTS + 2), 77, dtype=torch.int32)
+    packed = torch.full((NUM_ROWS, MAX_DRAFTS + 3), 77, dtype=torch.int32)
     targets = torch.full((NUM_ROWS * (MAX_DRAFTS + 1),), 3, dtype=torch.int32)
     tokens = torch.full((NUM_ROWS * (MAX_DRAFTS + 1) + 9,), 3, dtype=torch.int32)
     num_drafts = torch.zeros(NUM_ROWS, dtype=torch.int32)
@@ -62,17 +62,46 @@ def test_every_form_follows_the_rule(form: str) -> None:
     Few token ids, so that confirmed drafts, stops and both together are common; ragged drafts.
     """
     draw = random.Random(0)
-    lengths = set()
+    lengths, cut_behind_a_draft = set(), 0
     for _ in range(400):
         query_len = draw.randint(1, MAX_DRAFTS + 1)
         cases = [random_case(draw, query_len) for _ in range(draw.randint(1, NUM_ROWS))]
         packed = run(FORMS[form], cases, query_len)
-        for case, (count, *ids) in zip(cases, packed, strict=False):
-            expected = verify_reference(case.targets, case.drafts, case.stops, case.room)
-            assert count == len(expected)
+        for case, (count, accepted, *ids) in zip(cases, packed, strict=False):
+            expected, num_accepted = verify_reference(
+                case.targets, case.drafts, case.stops, case.room
+            )
+            assert (count, accepted) == (len(expected), num_accepted)
             assert ids == expected + [-1] * (MAX_DRAFTS + 1 - count)
             lengths.add(count)
+            cut_behind_a_draft += accepted == count
     assert lengths == set(range(1, MAX_DRAFTS + 2))
+    assert cut_behind_a_draft > 100
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("drafts", "stops", "room", "expected"),
+    [
+        ([1, 2], [], 9, [3, 2, 1, 2, 3]),  # all confirmed, and the bonus
+        ([1, 9], [], 9, [2, 1, 1, 2]),  # one confirmed, one recovered
+        ([9, 2], [], 9, [1, 0, 1]),  # what is right behind a mismatch counts for nothing
+        ([], [], 9, [1, 0, 1]),
+        ([1, 2], [2], 9, [2, 2, 1, 2]),  # a stop that was drafted: accepted, and the last
+        ([1, 9], [2], 9, [2, 1, 1, 2]),  # a stop that was recovered
+        ([1, 2], [], 1, [1, 1, 1]),  # drafts beyond the room are not emitted, hence not accepted
+        ([1, 2], [], 2, [2, 2, 1, 2]),
+    ],
+)
+def test_emitted_drafts_are_counted(
+    form: str, drafts: list[int], stops: list[int], room: int, expected: list[int]
+) -> None:
+    """Guards the accepted count, which the host has no other source of."""
+    (row, *_) = run(FORMS[form], [Case([1, 2, 3], drafts, stops, room)], 3)
+    assert row == expected + [-1] * (MAX_DRAFTS + 3 - len(expected))
+    count, accepted, *ids = expected
+    assert verify_reference([1, 2, 3], drafts, stops, room) == (ids, accepted)
+    assert count == len(ids)
 
 
 def test_the_forms_agree_on_padding_too() -> None:
@@ -80,4 +109,4 @@ def test_the_forms_agree_on_padding_too() -> None:
     cases = [Case([1, 2, 3], [1, 2], [2], 5), Case([1, 2, 3], [1, 2], [], 5)]
     rows = {form: run(verify, cases, 3) for form, verify in FORMS.items()}
     assert rows["torch"] == rows["native"]
-    assert [row[0] for row in rows["native"]] == [2, 3, 1, 1, 1, 1]
+    assert [row[:2] for row in rows["native"]] == [[2, 2], [3, 2], *[[1, 0]] * 4]
