@@ -33,12 +33,13 @@ class SpeculativeConfig:
 
     Args:
         method: registered proposer name; `graphengine proposers` lists them.
-        model: path of the draft model, for proposers that carry one.
+        model: path of the draft model, for proposers that carry one; others refuse it.
         max_draft_tokens: most drafts a request may have in one step (k), 1 to 64.
         verification: `exact`, the only mode built: output is token-identical to no speculation.
         draft_sampling: `greedy`, the only mode built.
         adaptive: choose k from measurement; only False (a fixed k) is built.
-        self_check: what to do where a model-carrying proposer accepts near chance at load.
+        self_check: `error`, `warn` or `off`: what to do where a model-carrying proposer accepts
+            near chance at load. Others have nothing to check, and refuse all but the default.
         options: options of the proposer itself as (name, value) pairs or a mapping; a short form
             is to pass them by name.
         named_options: these win over `options`.
@@ -96,9 +97,12 @@ class SpeculativeConfig:
             raise ValueError(f"self_check={self_check!r}: allowed are error, warn, off")
         if model is not None and not isinstance(model, str):
             raise ValueError(f"model={model!r}: expected a path or None")
-        if model is not None and info.kind == "host":
-            raise ValueError(f"model={model!r}: proposer {method!r} carries no model; leave it out")
-        values: dict[str, object] = {
+        for name, value, default in (("model", model, None), ("self_check", self_check, "error")):
+            if value != default and info.kind == "host":
+                raise ValueError(
+                    f"{name}={value!r}: proposer {method!r} carries no model; leave it out"
+                )
+        fields: dict[str, object] = {
             "method": method,
             "model": model,
             "max_draft_tokens": max_draft_tokens,
@@ -108,8 +112,8 @@ class SpeculativeConfig:
             "self_check": self_check,
             "options": tuple(resolved.items()),
         }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        for name, given in fields.items():
+            object.__setattr__(self, name, given)
 
     @classmethod
     def resolve(cls, given: SpeculativeConfig | str | None) -> SpeculativeConfig | None:

@@ -37,6 +37,26 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"speculative": SpeculativeConfig("ngram", model="/nowhere")},
         "model='/nowhere'.*carries no model",
     ),
+    "self-check-for-host": (
+        lambda: {"speculative": SpeculativeConfig("ngram", self_check="off")},
+        "self_check='off'.*carries no model",
+    ),
+    "self-check-unknown": (
+        lambda: {"speculative": SpeculativeConfig("ngram", self_check="maybe")},
+        "self_check='maybe'.*error, warn, off",
+    ),
+    "verification-planned": (
+        lambda: {"speculative": SpeculativeConfig("ngram", verification="rejection")},
+        "verification='rejection' .not built.*allowed is exact",
+    ),
+    "draft-sampling-planned": (
+        lambda: {"speculative": SpeculativeConfig("ngram", draft_sampling="coupled")},
+        "draft_sampling='coupled' .not built.*allowed is greedy",
+    ),
+    "adaptive-planned": (
+        lambda: {"speculative": SpeculativeConfig("ngram", adaptive=True)},
+        "adaptive=True: only False",
+    ),
     "option-unknown": (
         lambda: {"speculative": SpeculativeConfig("ngram", max_ngram=4)},
         "max_ngram",
