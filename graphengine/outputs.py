@@ -76,7 +76,6 @@ class RequestOutput:
     """The state of a request after a step; the last one has `finished` set."""
 
     request_id: str
-    prompt: Sequence[int] = field(repr=False)  # shared by all outputs of the request
     outputs: list[CompletionOutput]
     finished: bool
     new_text: str  # what this step added to the text
@@ -86,7 +85,8 @@ class RequestOutput:
     @cached_property
     def prompt_token_ids(self) -> list[int]:
         """The prompt as token ids `[num_prompt_tokens]`."""
-        return list(self.prompt)
+        log = self.outputs[0].log
+        return list(log.token_ids[: log.num_prompt_tokens])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,7 +66,6 @@ class OutputStream:
         )
         return RequestOutput(
             request_id=request.request_id,
-            prompt=request.prompt_token_ids,
             outputs=[completion],
             finished=request.is_finished,
             new_text=log.texts[-1],

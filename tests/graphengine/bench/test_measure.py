@@ -33,7 +33,6 @@ def _output(request_id: str, num_new_tokens: int) -> RequestOutput:
     )
     return RequestOutput(
         request_id=request_id,
-        prompt=(1,),
         outputs=[completion],
         finished=False,
         new_text="",

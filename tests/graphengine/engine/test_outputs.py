@@ -61,6 +61,13 @@ def test_an_output_does_not_grow() -> None:
     assert isinstance(after.outputs[0].token_ids, list)
 
 
+def test_a_prompt_is_given_out_as_ids_by_that_name_alone() -> None:
+    """A `prompt`, which is text wherever others have one, that holds ids."""
+    output = open_stream(1).next_output()
+    assert not hasattr(output, "prompt")
+    assert output.prompt_token_ids == list(PROMPT)
+
+
 def test_texts_add_up(checkpoints: Checkpoints) -> None:
     """Text of a later step in an earlier output, or the last piece in none."""
     tokenizer = open_model(checkpoints.get()).load_tokenizer()
