@@ -349,13 +349,11 @@ class Engine:
 
     def _drop(self, request_ids: Iterable[str]) -> list[str]:
         """Abort those that are unfinished, and return them. The proposer is still to be told."""
-        dropped = []
+        dropped = [request_id for request_id in request_ids if request_id in self._streams]
         with self._bookkeeping():
-            for request_id in request_ids:
-                request = self.scheduler.abort(request_id)
-                if request is not None:
-                    self._emit([request])
-                    dropped.append(request_id)
+            for request_id in dropped:
+                self.scheduler.abort(request_id)
+                self._emit([self._streams[request_id].request])
         return dropped
 
     def _notify(self, sampled: Sequence[Sampled]) -> None:

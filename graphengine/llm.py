@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -194,7 +195,7 @@ def _as_batch(prompts: Prompts) -> list[str | Sequence[int]]:
             "of token id lists"
         )
     batch: list[str | Sequence[int]] = list(prompts)
-    if batch and all(isinstance(item, int) for item in batch):
+    if batch and all(isinstance(item, numbers.Integral) for item in batch):
         raise ValueError(
             "prompts is a list of integers; a single prompt of token ids goes into a list of "
             "its own"

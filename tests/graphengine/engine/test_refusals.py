@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from graphengine.llm import LLM
+from graphengine.outputs import RequestOutput
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.sampling.params import SamplingParams
 from tests.graphengine.engine.checkpoints import Checkpoints
@@ -122,6 +124,9 @@ WRONG_KINDS: dict[str, tuple[Any, Any, str]] = {
     "set": ([{1, 2}], PARAMS, "type set.*token ids"),
     "none": ([[1], None], PARAMS, "type NoneType.*token ids"),
     "number": ([1.5], PARAMS, "type float.*token ids"),
+    "one-prompt": ([1, 2, 3], PARAMS, "into a list of its own"),
+    "one-array": (np.array([1, 2, 3]), PARAMS, "into a list of its own"),
+    "fractions": (np.array([[1.0, 2.0]]), PARAMS, r"1\.0.* is not an integer"),
     "no-list": (7, PARAMS, "prompts is of type int"),
     "no-prompts": (None, PARAMS, "prompts is of type NoneType"),
     "bytes-alone": (b"text", PARAMS, "prompts is of type bytes"),
@@ -144,6 +149,19 @@ def test_arguments_of_another_kind(name: str, small_llm: LLM) -> None:
     with pytest.raises(ValueError, match=message):
         small_llm.generate(prompts, params)
     assert not small_llm.engine.has_unfinished_requests()
+
+
+def test_arrays_of_integers_are_prompts(small_llm: LLM) -> None:
+    """A batch from numpy that is refused, or read as other ids."""
+
+    def streams(outputs: list[RequestOutput]) -> list[list[int]]:
+        return [output.outputs[0].token_ids for output in outputs]
+
+    lists = small_llm.generate([[1, 2, 3], [4, 5, 6]], PARAMS)
+    for dtype in (np.int32, np.uint8, np.int64):
+        arrays = small_llm.generate(np.array([[1, 2, 3], [4, 5, 6]], dtype=dtype), PARAMS)  # type: ignore[arg-type]
+        assert streams(arrays) == streams(lists)
+        assert arrays[1].prompt_token_ids == [4, 5, 6]
 
 
 @pytest.mark.parametrize("request_id", [None, 5, ["a"]])
