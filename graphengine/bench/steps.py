@@ -121,7 +121,7 @@ def _reserve(engine: Engine, requests: Sequence[Request], num_draft_tokens: int)
                 f"batch of {len(requests)}: raise max_model_len or the number of KV blocks, or "
                 "lower context or batch size"
             )
-        engine.state.update_blocks(request)
+        engine.state.follow(request)
 
 
 def _time(
