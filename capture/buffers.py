@@ -9,7 +9,6 @@ symbols: R requests, Q query length, T = R * Q tokens. Who writes a buffer is it
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -45,11 +44,6 @@ def garbage(dtype: torch.dtype, *, largest: bool = False) -> float | int:
     if dtype == torch.bool:
         return largest
     return torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
-
-
-def machine_memory() -> int:
-    """Bytes of memory that the machine has. The system grants more, and ends who touches it."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _num_elements(

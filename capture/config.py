@@ -34,10 +34,9 @@ class CaptureConfig:
             itself.
         lazy: capture a cell on its first use instead of at start. The first use of a cell is then
             slow.
-        memory_budget: bytes that static buffers and graphs may take; None: all that the machine
-            has. Exceeding it is an error at start that names the need. A `lazy` cell that would
-            exceed it later is launched uncaptured, with the same results, and counted in
-            `eager_fallbacks`.
+        memory_budget: bytes that static buffers and graphs may take; None: unlimited. Exceeding it
+            is an error at start that names the need. A `lazy` cell that would exceed it later is
+            launched uncaptured, with the same results, and counted in `eager_fallbacks`.
         debug: tape graphs check addresses and poison scratch at every replay; slow, for tests.
             The other kinds have nothing to check.
     """

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from capture.buffers import StaticBuffers, machine_memory
+from capture.buffers import StaticBuffers
 from capture.config import CaptureConfig
 from capture.graph import CompiledGraph, EagerGraph, Graph, StepFn
 from capture.shapes import ShapeKey, ShapeTable
@@ -233,21 +233,16 @@ class CaptureManager:
 
 
 def check_memory_budget(config: CaptureConfig, buffer_bytes: int, graph_bytes: int = 0) -> None:
-    """Hold the need to the budget, or without one to what the machine has.
-
-    With buffers on the meta device this comes before anything is allocated.
+    """Hold the need to the budget; with buffers on the meta device, before anything is allocated.
 
     Raises:
         MemoryBudgetError: the need is above it.
     """
-    if config.memory_budget is None:
-        budget, limit, cure = machine_memory(), "the machine's memory", ""
-    else:
-        budget, limit, cure = config.memory_budget, "CaptureConfig.memory_budget", "raise it, or "
-    if buffer_bytes + graph_bytes > budget:
+    budget = config.memory_budget
+    if budget is not None and buffer_bytes + graph_bytes > budget:
         raise MemoryBudgetError(
-            f"{limit}={budget}: static buffers need {buffer_bytes} bytes, graphs {graph_bytes} "
-            f"so far; {cure}lower max_num_seqs or max_draft_tokens"
+            f"CaptureConfig.memory_budget={budget}: static buffers need {buffer_bytes} bytes, "
+            f"graphs {graph_bytes} so far; raise it, or lower max_num_seqs or max_draft_tokens"
         )
 
 

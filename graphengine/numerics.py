@@ -20,13 +20,27 @@ import torch
 
 from capture.cache import cache_key, machine_facts, read_entry, write_entry
 from graphengine import probe
-from graphengine.kernels import build
-from graphengine.models import torch_ops
+from graphengine.attention import cpu as attention_cpu
+from graphengine.kernels import build, ops
+from graphengine.models import native_ops, torch_ops
 from graphengine.models.decoder import Decoder
 from graphengine.probe import Problem, VerifierShape, problems
-from graphengine.sampling import verifier as verifier_module
+from graphengine.sampling import cpu as verifier_cpu
+from graphengine.sampling import verifier as verifier_torch
 
 logger = logging.getLogger(__name__)
+
+# Modules whose Python decides what a probed piece computes, or what the probe looks at.
+PROBED = (
+    native_ops,
+    torch_ops,
+    attention_cpu,
+    verifier_cpu,
+    verifier_torch,
+    ops,
+    probe,
+    sys.modules[__name__],
+)
 
 Tensor = torch.Tensor
 
@@ -62,18 +76,12 @@ def check_row_invariance(
     """
     start = time.perf_counter()
     counts = tuple(sorted({1, *row_counts}))
-    key = cache_key(
-        machine_facts()
-        | {
-            "pieces": _source_digest(),
-            "kernels": build.library_key(),
-            "model": asdict(decoder.config),
-            "dtype": decoder.weights.embed.dtype,
-            "compile": compile_mode,
-            "rows": counts,
-            "requests": (verifier.num_rows, verifier.max_draft_tokens),
-            "max_model_len": max_model_len,
-        }
+    key = probe_key(
+        decoder,
+        verifier,
+        row_counts=counts,
+        max_model_len=max_model_len,
+        compile_mode=compile_mode,
     )
     entry = read_entry("numerics", key)
     cached = entry is not None and entry.get("invariant") is True
@@ -87,10 +95,39 @@ def check_row_invariance(
     return report
 
 
+def probe_key(
+    decoder: Decoder,
+    verifier: VerifierShape,
+    *,
+    row_counts: Sequence[int],
+    max_model_len: int,
+    compile_mode: str,
+) -> str:
+    """Key of a remembered pass: everything that the probed code and its inputs depend on.
+
+    Arguments are those of `check_row_invariance`. The values of the weights are not in it: no piece
+    takes another path for them.
+    """
+    return cache_key(
+        machine_facts()
+        | {
+            "pieces": _source_digest(),
+            "kernels": build.library_key(),
+            "model": asdict(decoder.config),
+            "dtype": decoder.weights.embed.dtype,
+            "block_size": decoder.rope.block_size,
+            "compile": compile_mode,
+            "rows": row_counts,
+            "requests": (verifier.num_rows, verifier.max_draft_tokens),
+            "max_model_len": max_model_len,
+        }
+    )
+
+
 def _source_digest() -> str:
-    """Of the code that is probed and of the probe."""
+    """Of the Python that is probed and of the probe."""
     digest = hashlib.blake2b(digest_size=12)
-    for module in (torch_ops, verifier_module, probe, sys.modules[__name__]):
+    for module in PROBED:
         digest.update(inspect.getsource(module).encode())
     return digest.hexdigest()
 

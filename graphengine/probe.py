@@ -72,7 +72,7 @@ def _row_problems(decoder: Decoder, rows: int, random: Callable[..., Tensor]) ->
         ops.embed(out, decoder.weights.embed, token_ids[low:high])
         return out
 
-    def norm(low: int, high: int) -> Tensor:
+    def rms_norm(low: int, high: int) -> Tensor:
         out = torch.empty(high - low, config.hidden_size)
         ops.rms_norm(out, hidden[low:high], layer.input_norm)
         return out
@@ -87,7 +87,7 @@ def _row_problems(decoder: Decoder, rows: int, random: Callable[..., Tensor]) ->
         ops.argmax(out, logits[low:high])
         return out
 
-    for piece in (embed, norm, gate_up, argmax):
+    for piece in (embed, rms_norm, gate_up, argmax):
         yield Problem(piece.__name__, rows, piece)
 
 

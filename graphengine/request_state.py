@@ -35,6 +35,11 @@ class RequestState:
         self.block_table = np.zeros((max_num_seqs, self.max_blocks), dtype=np.int32)
         self.stop_ids = np.full((max_num_seqs, MAX_STOP_IDS), NO_STOP, dtype=np.int32)
 
+    @staticmethod
+    def row_bytes(max_model_len: int, block_size: int) -> int:
+        """Bytes of one request's rows."""
+        return 4 * (max_model_len + -(-max_model_len // block_size) + MAX_STOP_IDS + 4)
+
     def follow(self, request: Request) -> None:
         """Bring the row of a running request up to date.
 

@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from capture.manager import check_memory_budget
-from graphengine.captured_step import make_buffers
 from graphengine.config import EngineConfig
 from graphengine.kernels import library
 from graphengine.kv import cache as kv_cache
+from graphengine.memory import available_bytes, plan_memory
 from graphengine.model_runner import ModelRunner
 from graphengine.models.decoder import DecoderWeights
 from graphengine.models.loader import OpenedModel, load_weights, open_model
@@ -35,19 +33,35 @@ StartProgress = Callable[[str, int, int, str], None]
 
 @dataclass(slots=True)
 class StartTimes:
-    """Seconds of each phase of the start, in order."""
+    """Seconds of each phase of the start, in order, and what was found in caches.
+
+    A phase includes what was done since the one before, so they add up to the whole.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    cached: dict[str, bool] = field(default_factory=dict)  # of phases whose work is cached
+    _mark: float = field(default_factory=lambda: time.perf_counter())
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        assert name not in self.seconds, f"phase {name} twice"
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        now = time.perf_counter()
+        self.seconds[name], self._mark = now - self._mark, now
+
+    @property
+    def warm(self) -> bool:
+        """Whether nothing was compiled or probed that a cache can hold."""
+        return all(self.cached.values())
 
     def __str__(self) -> str:
-        parts = [f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items()]
-        return ", ".join([*parts, f"total {sum(self.seconds.values()):.2f} s"])
+        notes = {True: " (cached)", False: " (not cached)", None: ""}
+        parts = [
+            f"{name} {seconds:.2f} s{notes[self.cached.get(name)]}"
+            for name, seconds in self.seconds.items()
+        ]
+        total = f"total {sum(self.seconds.values()):.2f} s"
+        return ", ".join([*parts, total, "a warm start" if self.warm else "a cold start"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +99,11 @@ def start(
     with times.phase("headers"):
         opened = open_model(model)
         resolved = resolve(opened.config, config)
-        planned = make_buffers(resolved.model, resolved.sizes, torch.device("meta"))
-        check_memory_budget(config.capture, planned.num_bytes)
-        kv_cache.check_memory(
-            resolved.model,
-            resolved.dtype,
-            num_blocks=resolved.num_blocks,
-            block_size=resolved.sizes.block_size,
-        )
+        planned = plan_memory(resolved)
+        check_memory_budget(config.capture, planned.buffers)
+        planned.check(available_bytes())
     with times.phase("kernels"):
-        library.load()
+        times.cached["kernels"] = library.ensure_loaded()
     with times.phase("weights"):
         weights = _load(opened, resolved, progress)
     with times.phase("tokenizer"):
@@ -116,15 +125,18 @@ def start(
         runner = ModelRunner(resolved, weights, caches, capture=config.capture, state=state)
     if config.numerics == "invariant":
         with times.phase("numerics"):
-            check_row_invariance(
+            report = check_row_invariance(
                 runner.decoder,
                 runner.verifier_shape,
                 row_counts=runner.row_counts,
                 max_model_len=sizes.max_model_len,
                 compile_mode=config.capture.compile,
             )
+            times.cached["numerics"] = report.cached
     with times.phase("capture"):
         runner.capture(None if progress is None else lambda *done: progress("capture", *done))
+        if runner.compiler.events:
+            times.cached["capture"] = all(event.cache_hit for event in runner.compiler.events)
     return Started(resolved=resolved, runner=runner, state=state, tokenizer=tokenizer, times=times)
 
 

@@ -54,6 +54,7 @@ def child(args: argparse.Namespace) -> dict[str, Any]:
         return {
             "imports_seconds": imported - args.child,
             "phase_seconds": dict(llm.engine.start_times.seconds),
+            "phases_cached": dict(llm.engine.start_times.cached),
             "ready_seconds": ready - args.child,
             "first_batch_seconds": served - ready,
             "first_batch_tokens": sum(len(one.outputs[0].token_ids) for one in outputs),

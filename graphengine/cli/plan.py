@@ -19,8 +19,7 @@ from capture.shapes import ShapeKey
 from graphengine.captured_step import buffer_specs, make_buffers
 from graphengine.cli.console import stdout
 from graphengine.cli.options import EngineOptions, Model, command
-from graphengine.kv.cache import block_bytes
-from graphengine.models.decoder import DecoderWeights
+from graphengine.memory import MemoryPlan, available_bytes, plan_memory
 from graphengine.models.loader import open_model
 from graphengine.models.locate import DEMO_MODEL
 from graphengine.resolve import ResolvedConfig, resolve
@@ -33,12 +32,7 @@ class PlannedBytes:
 
     buffers: dict[str, int]  # by buffer
     cells: dict[ShapeKey, int]  # of a cell's views; the cells share the buffers
-    kv: int
-    weights: int
-
-    @property
-    def total(self) -> int:
-        return sum(self.buffers.values()) + self.kv + self.weights
+    memory: MemoryPlan
 
 
 def plan_bytes(resolved: ResolvedConfig) -> PlannedBytes:
@@ -46,12 +40,7 @@ def plan_bytes(resolved: ResolvedConfig) -> PlannedBytes:
     buffers = make_buffers(resolved.model, resolved.sizes, torch.device("meta"))
     sizes = {name: buffers.whole(name).nbytes for name in buffers.specs}
     cells = {key: _view_bytes(buffers, key) for key in resolved.table}
-    model, dtype = resolved.model, resolved.dtype
-    block = block_bytes(model, dtype, resolved.sizes.block_size)
-    weights = DecoderWeights.allocate(model, dtype, torch.device("meta"))
-    return PlannedBytes(
-        buffers=sizes, cells=cells, kv=resolved.num_blocks * block, weights=weights.num_bytes
-    )
+    return PlannedBytes(buffers=sizes, cells=cells, memory=plan_memory(resolved))
 
 
 def _view_bytes(buffers: StaticBuffers, key: ShapeKey) -> int:
@@ -62,13 +51,15 @@ def _view_bytes(buffers: StaticBuffers, key: ShapeKey) -> int:
 def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
     """Print the table of shapes that would be captured, with estimated bytes. Loads no weights.
 
-    A table over its memory budget is printed, too, before it is refused as at a start.
+    A table over its memory budget, or above the machine's memory, is printed, too, before it is
+    refused as at a start.
     """
     config = options.config()
     opened = open_model(model)
     resolved = resolve(opened.config, config)
     kind = resolve_graph_kind(config.capture, resolved.device)
     planned = plan_bytes(resolved)
+    memory = planned.memory
     console = stdout()
     console.print(_cell_table(planned))
     console.print(_buffer_table(planned, resolved))
@@ -82,13 +73,14 @@ def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
         soft_wrap=True,
     )
     console.print(
-        f"static buffers {_size(sum(planned.buffers.values()))}, "
-        f"KV cache {_size(planned.kv)} "
-        f"({resolved.num_blocks} blocks of {sizes.block_size} tokens), "
-        f"weights {_size(planned.weights)} ({dtype}), together {_size(planned.total)}",
+        f"static buffers {_size(memory.buffers)}, KV cache {_size(memory.kv)} "
+        f"({resolved.num_blocks} blocks of {sizes.block_size} tokens), scratch "
+        f"{_size(memory.scratch)}, weights {_size(memory.weights)} ({dtype}), together "
+        f"{_size(memory.total)}",
         soft_wrap=True,
     )
-    check_memory_budget(config.capture, sum(planned.buffers.values()))
+    check_memory_budget(config.capture, memory.buffers)
+    memory.check(available_bytes())
 
 
 def _cell_table(planned: PlannedBytes) -> Table:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from capture.buffers import machine_memory
 from graphengine.config import MAX_SLOTS, CacheConfig
 from graphengine.models.config import ModelConfig
 
@@ -47,28 +46,6 @@ def resolve_num_blocks(
     return min(affordable, max_num_seqs * per_context + 1, MAX_SLOTS // cache.block_size)
 
 
-def check_memory(
-    model: ModelConfig, dtype: torch.dtype, *, num_blocks: int, block_size: int
-) -> None:
-    """Hold the cache to the machine's memory, before anything is read or allocated.
-
-    The system would grant more, and end the process when it is touched.
-
-    Raises:
-        ValueError: the cache is larger.
-    """
-    size = num_blocks * block_bytes(model, dtype, block_size)
-    if size > machine_memory():
-        raise _too_large(num_blocks, size)
-
-
-def _too_large(num_blocks: int, size: int) -> ValueError:
-    return ValueError(
-        f"a KV cache of num_blocks={num_blocks} ({size} bytes) cannot be allocated; lower "
-        "CacheConfig.num_blocks or max_bytes"
-    )
-
-
 def allocate(
     model: ModelConfig,
     dtype: torch.dtype,
@@ -87,4 +64,7 @@ def allocate(
         return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]
     except RuntimeError as error:  # torch has no class of its own for this
         size = num_blocks * block_bytes(model, dtype, block_size)
-        raise _too_large(num_blocks, size) from error
+        raise ValueError(
+            f"a KV cache of num_blocks={num_blocks} ({size} bytes) cannot be allocated; lower "
+            "CacheConfig.num_blocks or max_bytes"
+        ) from error

@@ -240,9 +240,7 @@ def test_the_need_is_known_before_anything_is_allocated() -> None:
     with pytest.raises(ValueError, match=f"static buffers need {need} bytes, graphs 0"):
         check_memory_budget(CaptureConfig(memory_budget=1 << 40), need)
     check_memory_budget(CaptureConfig(memory_budget=need), need)
-    with pytest.raises(ValueError, match=r"the machine's memory=\d+: .*; lower max_num_seqs"):
-        check_memory_budget(CaptureConfig(), need)
-    check_memory_budget(CaptureConfig(), 1 << 20)
+    check_memory_budget(CaptureConfig(), need)
 
 
 def test_memory_of_cells_is_shared() -> None:

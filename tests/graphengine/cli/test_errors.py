@@ -94,9 +94,12 @@ def test_stdin_that_is_not_text(
 
 def test_memory_that_cannot_be_had(cli: Cli, checkpoint: Path) -> None:
     """Guards against torch's own traceback where a cache is larger than any machine."""
-    result = cli("generate", checkpoint, "hi", "--num-blocks", 1 << 24, "--block-size", 256, *SMALL)
+    result = cli(
+        "generate", checkpoint, "hi", "--num-blocks", (1 << 23) - 1, "--block-size", 256, *SMALL
+    )
     assert result.code == 2
-    assert "cannot be allocated; lower CacheConfig.num_blocks" in result.err.splitlines()[-1]
+    assert "cannot be allocated" in result.err.splitlines()[-1]
+    assert "lower CacheConfig.num_blocks" in result.err.splitlines()[-1]
 
 
 def test_a_plan_over_its_budget_is_refused_after_it_is_shown(
@@ -109,6 +112,10 @@ def test_a_plan_over_its_budget_is_refused_after_it_is_shown(
     assert result.code == 2
     assert "static buffers" in result.out
     assert "memory_budget=1000: static buffers need" in result.err
+    result = cli("capture-plan", checkpoint, "--num-blocks", (1 << 23) - 1, "--block-size", 256)
+    assert result.code == 2
+    assert "KV cache" in result.out
+    assert "cannot be allocated" in result.err
 
 
 def test_output_that_cannot_show_a_character() -> None:

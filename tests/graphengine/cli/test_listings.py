@@ -12,6 +12,7 @@ from graphengine.cli.drafts import legend, paint
 from graphengine.cli.options import EngineOptions
 from graphengine.cli.plan import plan_bytes
 from graphengine.engine import Engine
+from graphengine.memory import plan_memory
 from graphengine.models import loader
 from graphengine.models.tokenizer import Tokenizer
 from graphengine.versions import version
@@ -47,17 +48,14 @@ def test_version(cli: Cli) -> None:
 
 
 def test_plan_is_what_is_allocated(checkpoint: Path) -> None:
-    """Guards against estimates that drift from the real buffers, KV cache and weights."""
+    """Guards against estimates that drift from the real buffers (test_memory.py has the rest)."""
     config = EngineOptions(
         compile="off", lazy=True, max_num_seqs=3, max_model_len=256, speculate="ngram:2"
     ).config()
     engine = Engine(checkpoint, config)
     planned = plan_bytes(engine.resolved)
     assert sum(planned.buffers.values()) == engine.runner.buffers.num_bytes
-    assert planned.weights == engine.runner.decoder.weights.num_bytes
-    model, sizes = engine.resolved.model, engine.resolved.sizes
-    rows = engine.resolved.num_blocks * sizes.block_size
-    assert planned.kv == rows * model.num_layers * 2 * model.kv_size * 4
+    assert planned.memory == plan_memory(engine.resolved)
     assert list(planned.cells) == list(engine.resolved.table)
     engine.close()
 

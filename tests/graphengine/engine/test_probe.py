@@ -11,7 +11,9 @@ import torch
 
 from graphengine.attention.base import AttentionBatch
 from graphengine.engine import Engine
+from graphengine.models.layers import LayerOps
 from graphengine.numerics import ProbeReport, check_row_invariance
+from graphengine.probe import problems
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.setups import Setup
 
@@ -79,18 +81,52 @@ def test_a_verifier_that_looks_at_other_rows_is_found(engine: Engine) -> None:
         probe(engine, verify_neighbour)
 
 
-def test_a_linear_that_depends_on_the_row_count_is_found(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards the comparison itself, for a piece of rows."""
-    ops = engine.runner.decoder.ops
-    linear = ops.linear
+def plant(patch: pytest.MonkeyPatch, engine: Engine, piece: str) -> None:
+    """Make a row of the piece depend on how many there are: the last of five is another."""
+    decoder = engine.runner.decoder
+    method = piece.split()[0]
+    owner, method = (decoder.attention, "run") if method == "attention" else (decoder.ops, method)
+    layer = decoder.weights.layers[0]
+    weights = {
+        "linear qkv": layer.qkv,
+        "linear o": layer.o,
+        "linear down": layer.down,
+        "linear lm_head": decoder.weights.lm_head,
+    }
+    sound = getattr(owner, method)
 
     def uneven(out: Tensor, x: Tensor, *rest: Any, **options: Any) -> None:
-        linear(out, x, *rest, **options)
-        if len(x) == 5:
-            out[-1] += 1e-4
+        sound(out, x, *rest, **options)
+        if len(out) == 5 and (piece not in weights or rest[0] is weights[piece]):
+            out[-1] += 1 if out.dtype == torch.int32 else 2**-10
 
-    monkeypatch.setattr(ops, "linear", uneven)
-    with pytest.raises(ValueError, match="linear qkv gives a row other bits among 5 rows"):
-        probe(engine)
+    patch.setattr(owner, method, uneven)
+
+
+LINEARS = ("linear qkv", "linear o", "linear down", "linear lm_head")
+PIECES = ("embed", "rms_norm", "gate_up", "argmax", *LINEARS, "rope_write", "attention")
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_piece_that_depends_on_the_row_count_is_found(piece: str, engine: Engine) -> None:
+    """A piece that the probe does not look at, or blames on another; a failure that is kept."""
+    name = "attention" if piece == "rope_write" else piece  # one problem has both
+    message = f"{name} gives a row other bits among 5 rows than among 24 on this machine"
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch, engine, piece)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=message):
+                probe(engine)
+    assert not probe(engine).cached, "the failure was remembered"
+    assert probe(engine).cached
+
+
+def test_every_piece_of_the_step_is_probed(engine: Engine) -> None:
+    """A new piece that nobody probes."""
+    runner = engine.runner
+    shape = runner.verifier_shape
+    probed = {one.name for one in problems(runner.decoder, shape, rows=8, max_model_len=400)}
+    others = {"attention of several requests", "verifier"}
+    assert probed == {*PIECES} - {"rope_write"} | others
+    operations = {name for name in vars(LayerOps) if not name.startswith("_")}
+    assert operations == {piece.split()[0] for piece in PIECES} - {"attention"}

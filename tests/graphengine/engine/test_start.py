@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch._inductor.utils import clear_caches
 
 from capture.config import CaptureConfig
 from graphengine.engine import Engine
@@ -127,8 +128,10 @@ def warm_cache(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactor
     library.load()  # the kernels of the user's cache serve the whole process
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAPHENGINE_CACHE_DIR", str(cache))
+        clear_caches()  # what this process has loaded is not written again
         engine = replace(SETUP, compile="inductor").start(checkpoints.get())
         assert not any(event.cache_hit for event in engine.runner.compiler.events)
+        assert engine.start_times.cached["capture"] is False
         engine.close()
     return cache
 
@@ -159,6 +162,8 @@ def test_a_start_from_a_damaged_cache_rebuilds_it(
     cache = shutil.copytree(warm_cache, tmp_path / "cache")
     DAMAGE[damage](cache)
     monkeypatch.setenv("GRAPHENGINE_CACHE_DIR", str(cache))
+    if damage == "none":
+        clear_caches()  # so that what is on the disk is loaded
     with caplog.at_level(logging.WARNING):
         harness = Harness(replace(SETUP, compile="inductor").start(checkpoints.get()))
     events = harness.engine.runner.compiler.events
@@ -169,6 +174,13 @@ def test_a_start_from_a_damaged_cache_rebuilds_it(
         assert "damaged or unfinished; rebuilding it" in caplog.text
         assert not any(event.cache_hit for event in events)
     assert ("is unreadable" in caplog.text) == (damage == "probe")
+    times = harness.engine.start_times
+    assert times.cached == {
+        "kernels": True,  # of this process
+        "numerics": damage != "probe",
+        "capture": damage != "binaries",
+    }
+    assert times.warm == (damage == "none")
     assert bool(caplog.records) == (damage != "none")
     native = Harness(Setup().start(checkpoints.get()))
     for one in (harness, native):
