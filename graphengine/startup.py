@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from capture.manager import check_memory_budget
 from graphengine.config import EngineConfig
 from graphengine.kernels import library
