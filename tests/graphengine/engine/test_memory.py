@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from graphengine import memory, startup
@@ -28,7 +29,7 @@ def test_the_plan_is_what_is_allocated(name: str, dtype: str, checkpoints: Check
     assert planned.weights == decoder.weights.num_bytes
     assert planned.buffers == runner.buffers.num_bytes
     assert planned.kv == sum(cache.nbytes for cache in decoder._kv_caches)
-    rows = (state.token_ids, state.num_tokens, state.limit, state.block_table, state.stop_ids)
+    rows = [part for part in vars(state).values() if isinstance(part, np.ndarray)]
     scratch = [decoder.attention._scratch, decoder.rope.cos, decoder.rope.sin, *rows]
     assert planned.scratch == sum(part.nbytes for part in scratch)
     engine.close()
