@@ -104,7 +104,7 @@ class Request:
             raise ValueError(f"request {request_id!r}: the prompt is empty; give at least 1 token")
         if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
             raise ValueError(
-                f"request {request_id!r}: cache_salt={cache_salt!r} is not allowed; give a string "
+                f"request {request_id!r}: cache_salt={cache_salt!r}: expected a string "
                 "that is not empty, or None"
             )
         self.request_id = request_id

@@ -50,17 +50,17 @@ class SchedulerConfig:
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-                raise ValueError(f"{name} = {value!r}: use an integer >= {minimum}")
+                raise ValueError(f"{name}={value!r}: expected an integer >= {minimum}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than "
-                f"max_num_seqs = {self.max_num_seqs}: every running request needs a row each "
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
+                f"max_num_seqs={self.max_num_seqs}: every running request needs a row each "
                 f"step; raise the former to at least {self.max_num_seqs}"
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
-                f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than "
-                f"max_model_len = {self.max_model_len}: without chunked prefill a prompt runs in "
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
+                f"max_model_len={self.max_model_len}: without chunked prefill a prompt runs in "
                 f"one step; raise it to at least {self.max_model_len} or enable chunked prefill"
             )
 
@@ -110,7 +110,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
         if config.enable_prefix_caching != (kv.prefix_cache is not None):
             raise ValueError(
-                f"enable_prefix_caching = {config.enable_prefix_caching} for the scheduler and "
+                f"enable_prefix_caching={config.enable_prefix_caching} for the scheduler and "
                 f"{kv.prefix_cache is not None} for the KV manager; give both the same"
             )
         self.config = config

@@ -105,9 +105,7 @@ class ProposerInfo:
 
 def option_error(proposer: str, key: str, value: object, allowed: str) -> ValueError:
     """The refusal of an option's value, naming proposer, key, value and what is allowed."""
-    return ValueError(
-        f"proposer {proposer!r}: {key}={reprlib.repr(value)} is not allowed; give {allowed}"
-    )
+    return ValueError(f"proposer {proposer!r}: {key}={reprlib.repr(value)}: expected {allowed}")
 
 
 ProposerFactory = Callable[[Mapping[str, object], Runtime], Proposer]

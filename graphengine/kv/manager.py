@@ -46,7 +46,7 @@ class KVManager:
         enable_prefix_caching: bool = True,
     ) -> None:
         if block_size < 1:
-            raise ValueError(f"block_size = {block_size}: use an integer >= 1")
+            raise ValueError(f"block_size={block_size}: expected an integer >= 1")
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.prefix_cache = PrefixCache(self.pool, block_size) if enable_prefix_caching else None

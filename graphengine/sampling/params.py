@@ -52,7 +52,7 @@ class SamplingParams:
 
 
 def _refusal(name: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"SamplingParams.{name} = {value!r} is not allowed; use {allowed}.")
+    return ValueError(f"SamplingParams.{name}={value!r}: expected {allowed}")
 
 
 def _integer(name: str, value: Any, minimum: int) -> int:

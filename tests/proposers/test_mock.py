@@ -156,12 +156,12 @@ def test_options_reach_the_scripts() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("mock-oracle", {"records": [1, 2]}, r"records=\[1, 2\] is not allowed"),
-        ("mock-oracle", {"records": {3: [1]}}, r"records=\{3: \[1\]\} is not allowed"),
-        ("mock-junk", {"token_id": VOCAB_SIZE}, "token_id=48 .* from 0 to 47"),
-        ("mock-accept-exactly", {"num_accepted": 7}, "num_accepted=7 .* from 0 to 6"),
-        ("mock-ragged", {"true_fraction": 1.5}, "true_fraction=1.5 .* from 0 to 1"),
-        ("mock-ragged", {"seed": 1.9}, "seed=1.9 .* an integer"),
+        ("mock-oracle", {"records": [1, 2]}, r"records=\[1, 2\]: expected"),
+        ("mock-oracle", {"records": {3: [1]}}, r"records=\{3: \[1\]\}: expected"),
+        ("mock-junk", {"token_id": VOCAB_SIZE}, "token_id=48: .* from 0 to 47"),
+        ("mock-accept-exactly", {"num_accepted": 7}, "num_accepted=7: .* from 0 to 6"),
+        ("mock-ragged", {"true_fraction": 1.5}, "true_fraction=1.5: .* from 0 to 1"),
+        ("mock-ragged", {"seed": 1.9}, "seed=1.9: .* an integer"),
         ("mock-empty", {"records": {}}, "no option 'records'; its options are: none"),
     ],
 )

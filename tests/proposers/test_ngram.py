@@ -209,12 +209,12 @@ def test_text_without_repetition_is_never_drafted_for() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_ngram_size": 0}, "max_ngram_size=0 is not allowed; give an integer from 1 to 64"),
+        ({"max_ngram_size": 0}, "max_ngram_size=0: expected an integer from 1 to 64"),
         ({"max_ngram_size": 65}, "max_ngram_size=65"),
         ({"max_ngram_size": 2.0}, "max_ngram_size=2.0"),
         ({"min_ngram_size": True}, "min_ngram_size=True"),
-        ({"min_ngram_size": 4, "max_ngram_size": 3}, "min_ngram_size=4 .* from 1 to 3"),
-        ({"limit_by_match": 1}, "limit_by_match=1 is not allowed; give True or False"),
+        ({"min_ngram_size": 4, "max_ngram_size": 3}, "min_ngram_size=4: .* from 1 to 3"),
+        ({"limit_by_match": 1}, "limit_by_match=1: expected True or False"),
         ({"max_draft": 6}, "no option 'max_draft'; its options are: max_ngram_size, min_ngram"),
     ],
 )

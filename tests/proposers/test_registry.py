@@ -105,9 +105,9 @@ def test_broken_entry_point_is_named(
 def test_options_are_checked_without_a_runtime() -> None:
     """Guards against values that are refused only after minutes of loading a model."""
     for name, given, message in (
-        ("ngram", {"min_ngram_size": 6}, r"min_ngram_size=6 .* from 1 to 5"),
+        ("ngram", {"min_ngram_size": 6}, r"min_ngram_size=6: .* from 1 to 5"),
         ("ngram", {"max_ngram_size": True}, "max_ngram_size=True"),
-        ("mock-junk", {"token_id": -1}, "token_id=-1 .* None or an integer"),
+        ("mock-junk", {"token_id": -1}, "token_id=-1: .* None or an integer"),
         ("mock-accept-exactly", {"num_accepted": -1}, "num_accepted=-1"),
         ("mock-ragged", {"seed": 0.5}, r"seed=0\.5"),
     ):
@@ -126,5 +126,5 @@ def test_a_factory_gets_every_option(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     install_entry_point(monkeypatch, tmp_path, "repeat-last", f"{THIRD_PARTY}:SPEC")
     proposer = registry.create("repeat-last", {}, TinyRuntime())
     assert proposer.propose(make_inputs({"a": [9]}, k=4)).token_ids.tolist() == [[9, 9, 9, -1]]
-    with pytest.raises(ValueError, match="times=0 is not allowed; give an integer from 1 to 64"):
+    with pytest.raises(ValueError, match="times=0: expected an integer from 1 to 64"):
         registry.create("repeat-last", {"times": 0}, TinyRuntime())

@@ -63,15 +63,15 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "option-out-of-range": (
         lambda: {"speculative": SpeculativeConfig("ngram", max_ngram_size=65)},
-        "max_ngram_size=65 .*from 1 to 64",
+        "max_ngram_size=65: .*from 1 to 64",
     ),
     "options-at-odds": (
         lambda: {"speculative": SpeculativeConfig("ngram", min_ngram_size=4, max_ngram_size=3)},
-        "min_ngram_size=4 .*from 1 to 3",
+        "min_ngram_size=4: .*from 1 to 3",
     ),
     "option-of-a-mock": (
         lambda: {"speculative": SpeculativeConfig("mock-ragged", true_fraction=2)},
-        "true_fraction=2 .*from 0 to 1",
+        "true_fraction=2: .*from 0 to 1",
     ),
     "method-unknown": (lambda: {"speculative": SpeculativeConfig("ngrams")}, "ngrams.*ngram"),
     "method-planned": (lambda: {"speculative": "eagle"}, "eagle.*planned"),
@@ -110,7 +110,7 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
             "max_num_batched_tokens": 16,
             "cache": CacheConfig(enable_chunked_prefill=False),
         },
-        "max_num_batched_tokens = 16",
+        "max_num_batched_tokens=16",
     ),
     "async": (lambda: {"async_steps": 1}, "async_steps=1"),
     "graph": (lambda: {"capture": CaptureConfig(graph="cuda")}, "graph='cuda'"),

@@ -10,7 +10,7 @@ from tests.graphengine.scheduler.simulation import make_request
 
 def test_bad_sizes_are_refused() -> None:
     """Guards against a division by zero at the first request."""
-    with pytest.raises(ValueError, match="block_size = 0"):
+    with pytest.raises(ValueError, match="block_size=0"):
         make_kv(block_size=0)
 
 
