@@ -33,21 +33,21 @@ _SHORT, _LONG = 100, 2000  # tokens of context of the step times
 _PEER_TOKENS = 64
 
 
-@command
-def bench(
-    *,
-    model: Model = DEMO_MODEL,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchOptions:
+    """Flags of what is measured, and how often."""
+
     prompts: Annotated[
         list[Path] | None,
         typer.Option("--prompts", help="JSON prompt list; may be repeated. Default: the demo's."),
-    ] = None,
+    ] = None
     workload: Annotated[
         list[str] | None,
         typer.Option("--workload", help="Only this workload; may be repeated."),
-    ] = None,
+    ] = None
     batch: Annotated[
         str, typer.Option("--batch", help="Batch sizes, comma-separated.", metavar="N,...")
-    ] = "1",
+    ] = "1"
     k: Annotated[
         str | None,
         typer.Option(
@@ -55,48 +55,51 @@ def bench(
             help="Draft lengths, comma-separated. Default: that of --speculate.",
             metavar="K,...",
         ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="Pairs of each batch; 0: no pairs.", min=0)] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=2)] = 128,
+    ] = None
+    rounds: Annotated[int, typer.Option(help="Pairs of each batch; 0: no pairs.", min=0)] = 3
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=2)] = 128
     replays: Annotated[
         int, typer.Option(help="Replays of each step time; 0: no step times.", min=0)
-    ] = 30,
+    ] = 30
     against: Annotated[
         str | None, typer.Option(help="Also compare plain decoding with: transformers.")
-    ] = None,
+    ] = None
     peer_rounds: Annotated[
         int, typer.Option(help="Turns of each side and batch size of --against.", min=1)
-    ] = 5,
+    ] = 5
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write everything measured to this file.")
-    ] = None,
-    options: EngineOptions,
-) -> None:
+    ] = None
+
+
+@command
+def bench(*, model: Model = DEMO_MODEL, wanted: BenchOptions, options: EngineOptions) -> None:
     """Measure decode tokens/s with speculation off and on, interleaved in one process.
 
     What is on is --speculate's or GRAPHENGINE_SPECULATE's proposer, n-gram where none is named.
     `--rounds 0 --replays 0 --against transformers` measures plain decoding beside the peer alone.
     """
-    workloads = _select(prompts or [PROMPTS_FILE], workload)
-    sizes = parse_numbers("--batch", batch, minimum=1)
-    config, lengths = bench_config(options.paired_config(), k, max(sizes))
-    _check_early(against, json_file, nothing=not (rounds or replays or against))
+    workloads = _select(wanted.prompts or [PROMPTS_FILE], wanted.workload)
+    sizes = parse_numbers("--batch", wanted.batch, minimum=1)
+    config, lengths = bench_config(options.paired_config(), wanted.k, max(sizes))
+    _check_early(wanted)
     plan = PairPlan(
         workloads=workloads,
         batch_sizes=sizes,
         draft_lengths=lengths,
-        rounds=rounds,
-        max_tokens=max_tokens,
+        rounds=wanted.rounds,
+        max_tokens=wanted.max_tokens,
     )
     measured = Measured(pairs=[], steps=[], rounds=[])
     with closing(open_engine(model, config)) as engine:
-        _measure(measured, engine, plan, replays)
-        if against is not None:
-            _against(measured, engine, plan, PeerPlan(against, model, peer_rounds))
+        _measure(measured, engine, plan, wanted.replays)
+        if wanted.against is not None:
+            peer = PeerPlan(wanted.against, model, wanted.peer_rounds)
+            _against(measured, engine, plan, peer)
         about = environment.describe(environment.command_line("graphengine"))
         about["engine"] = environment.describe_engine(engine)
-    if json_file is not None:
-        _write(json_file, about, measured)
+    if wanted.json_file is not None:
+        _write(wanted.json_file, about, measured)
     _check_identical(measured.pairs)
 
 
@@ -244,14 +247,14 @@ def _against(measured: Measured, engine: Engine, plan: PairPlan, peering: PeerPl
     stdout().print(report.peer_table(rounds))
 
 
-def _check_early(against: str | None, json_file: Path | None, *, nothing: bool) -> None:
+def _check_early(wanted: BenchOptions) -> None:
     """What would otherwise be refused only after minutes of measuring."""
-    if nothing:
+    if not (wanted.rounds or wanted.replays or wanted.against):
         raise ValueError("nothing to measure: --rounds 0, --replays 0 and no --against")
-    if against is not None and against not in PEERS:
-        raise ValueError(f"--against {against}: allowed are {', '.join(PEERS)}")
-    if json_file is not None:
-        check_target(json_file)
+    if wanted.against is not None and wanted.against not in PEERS:
+        raise ValueError(f"--against {wanted.against}: allowed are {', '.join(PEERS)}")
+    if wanted.json_file is not None:
+        check_target(wanted.json_file)
 
 
 def _write(file: Path, about: dict[str, Any], measured: Measured) -> None:

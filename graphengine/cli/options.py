@@ -1,8 +1,8 @@
 """Options that commands share, and the engine that they describe.
 
-Owns the flags and their panels. A command takes one `EngineOptions`; the `command` decorator
-spreads its fields over the command line. Values are checked by the library, whose messages the
-user sees.
+Owns the flags and their panels. A command takes an `EngineOptions`, and may take flags of its own
+in the same form; the `command` decorator spreads their fields over the command line. Values are
+checked by the library, whose messages the user sees.
 """
 
 from __future__ import annotations
@@ -167,28 +167,32 @@ def open_engine(model: str, config: EngineConfig) -> Engine:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Spread the `options: EngineOptions` parameter of a command over its command line."""
+    """Spread every parameter of a command that is a dataclass of flags over its command line."""
     hints = get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function).parameters
+    groups = {name: hints[name] for name in signature if dataclasses.is_dataclass(hints[name])}
     parameters = [
         parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name != "options"
+        for name, parameter in signature.items()
+        if name not in groups
     ]
-    shared = get_type_hints(EngineOptions, include_extras=True)
-    fields = dataclasses.fields(EngineOptions)
-    for field in fields:
-        parameters.append(
+    for group in groups.values():
+        flags = get_type_hints(group, include_extras=True)
+        parameters += [
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=field.default,
-                annotation=shared[field.name],
+                annotation=flags[field.name],
             )
-        )
+            for field in dataclasses.fields(group)
+        ]
 
     def spread(**values: Any) -> None:
-        options = EngineOptions(**{field.name: values.pop(field.name) for field in fields})
-        function(options=options, **values)
+        for name, group in groups.items():
+            names = [field.name for field in dataclasses.fields(group)]
+            values[name] = group(**{field: values.pop(field) for field in names})
+        function(**values)
 
     spread.__name__ = function.__name__
     spread.__doc__ = function.__doc__

@@ -6,29 +6,17 @@ behind it, to plain decoding. An error's notes name the seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.graphengine.engine.harness import Harness
+from tests.graphengine.kernels.calls import threads
 from tests.parity.hostile import HostileProposer, Mischief
 from tests.parity.random_case import Case, Wish
 
 MAX_STEPS = 1500
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +38,9 @@ def run_case(seed: int, root: Path, **kinds: Any) -> Run:
     case = Case(seed, root, kinds)
     _ = case.checkpoint, case.setup, case.threads, case.wishes  # drawn in this order
     # Uncompiled torch is bit-equal only to itself with as many threads.
-    with torch_threads(case.threads if case.setup.compile == "off" else 1):
+    with threads(case.threads if case.setup.compile == "off" else 1):
         proposer = case.proposer()
-    with torch_threads(case.threads):
+    with threads(case.threads):
         harness = Harness(case.setup.start(case.checkpoint[0], proposer), keep_logits=True)
         try:
             play(case, harness)

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,29 +18,13 @@ from graphengine.models.loader import open_model
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import resolve
 from graphengine.sampling.params import SamplingParams
-from proposers.base import Draft, ProposeInputs
-from proposers.mock import MockProposer
 from tests.graphengine.engine.checkpoints import Checkpoints
+from tests.graphengine.engine.fixed_length import FixedLength
 from tests.graphengine.engine.harness import Harness, Job
 from tests.graphengine.engine.setups import Compile, Graph, Setup, scripted, with_torch_ops
 from tests.tiny import VOCAB_SIZE
 
 LONG = SamplingParams(max_tokens=None, ignore_eos=True)
-
-
-class FixedLength(MockProposer):
-    """Junk of exactly `length` tokens."""
-
-    name = "mock-fixed-length"
-
-    def __init__(self) -> None:
-        super().__init__(vocab_size=VOCAB_SIZE)
-        self.length = 0
-
-    def propose(self, inputs: ProposeInputs) -> Draft:
-        lengths = np.minimum(inputs.num_draft_tokens, self.length)
-        self.num_proposals += 1
-        return Draft.from_rows([[VOCAB_SIZE - 1] * n for n in lengths.tolist()], inputs.k)
 
 
 @pytest.mark.parametrize(

@@ -18,35 +18,14 @@ from capture.config import CaptureConfig
 from graphengine.engine import Engine
 from graphengine.kernels import library
 from graphengine.sampling.params import SamplingParams
-from proposers.base import Draft, ProposeInputs
-from proposers.mock import MockProposer
 from tests.graphengine.engine.checkpoints import Checkpoints
+from tests.graphengine.engine.fixed_length import FixedLength
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup
-from tests.tiny import VOCAB_SIZE
 
 ROOT = Path(__file__).parents[3]
 SETUP = Setup(k=2, max_num_seqs=3, max_model_len=128)
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
-
-
-class FixedLength(MockProposer):
-    """Drafts the newest token again, `length` times."""
-
-    name = "mock-fixed-length"
-
-    def __init__(self) -> None:
-        super().__init__(vocab_size=VOCAB_SIZE)
-        self.length = 0
-
-    def propose(self, inputs: ProposeInputs) -> Draft:
-        rows = [
-            history[-1:].repeat(min(self.length, allowance))
-            for history, allowance in zip(
-                inputs.token_ids, inputs.num_draft_tokens.tolist(), strict=True
-            )
-        ]
-        return Draft.from_rows(rows, inputs.k)
 
 
 def start_lazily(setup: Setup, checkpoint: Path, budget: int | None = None) -> Harness:
