@@ -133,11 +133,6 @@ def _resolve_batched_tokens(config: EngineConfig, max_model_len: int, max_draft_
     batched = config.max_num_batched_tokens
     if batched is None:
         return max(DEFAULT_BATCHED_TOKENS, rows_of_decode, whole_prompt)
-    if batched < config.max_num_seqs:
-        raise ValueError(
-            f"max_num_batched_tokens={batched}: every running request needs a row a step; raise "
-            f"it to at least max_num_seqs={config.max_num_seqs}"
-        )
     if batched < max_draft_tokens + 1:
         raise ValueError(
             f"max_draft_tokens={max_draft_tokens}: one request's verify step takes "

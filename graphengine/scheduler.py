@@ -53,15 +53,14 @@ class SchedulerConfig:
                 raise ValueError(f"{name}={value!r}: expected an integer >= {minimum}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
-                f"max_num_seqs={self.max_num_seqs}: every running request needs a row each "
-                f"step; raise the former to at least {self.max_num_seqs}"
+                f"max_num_batched_tokens={self.max_num_batched_tokens}: every running request "
+                f"needs a row a step; raise it to at least max_num_seqs={self.max_num_seqs}"
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
-                f"max_model_len={self.max_model_len}: without chunked prefill a prompt runs in "
-                f"one step; raise it to at least {self.max_model_len} or enable chunked prefill"
+                f"max_num_batched_tokens={self.max_num_batched_tokens}: without chunked prefill a "
+                "prompt runs in one step; raise it to at least "
+                f"max_model_len={self.max_model_len} or enable chunked prefill"
             )
 
 

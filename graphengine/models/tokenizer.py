@@ -69,14 +69,13 @@ class Tokenizer:
 
         Raises:
             ValueError: The tokenizer has no chat template, the template refuses the messages, or
-                one is not valid Unicode.
+                one is not a mapping of that form, or not valid Unicode.
         """
         from jinja2 import TemplateError  # with transformers, loaded only where a template is used
 
         if not self.has_chat_template:
             raise ValueError("the tokenizer has no chat template; pass a plain prompt instead")
-        for message in messages:
-            check_unicode("message", message.get("content", ""))
+        _check_messages(messages)
         try:
             encoded = self._backend.apply_chat_template(
                 [dict(message) for message in messages],
@@ -87,6 +86,18 @@ class Tokenizer:
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
         return list(encoded["input_ids"])
+
+
+def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ValueError(f'messages={messages!r}: expected a list of {{"role", "content"}}')
+    for index, message in enumerate(messages):
+        for key in ("role", "content"):
+            if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
+                raise ValueError(
+                    f"messages[{index}]={message!r}: expected a mapping with text as {key!r}"
+                )
+        check_unicode(f"messages[{index}]", message["content"])
 
 
 def check_unicode(name: str, text: str) -> None:

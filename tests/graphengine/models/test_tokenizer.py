@@ -136,8 +136,25 @@ def test_text_that_is_not_unicode_is_refused() -> None:
     text = b"ab\xff".decode(errors="surrogateescape")
     with pytest.raises(ValueError, match=r"not valid Unicode: .*U\+DCFF\) at character 2"):
         tokenizer.encode(text)
-    with pytest.raises(ValueError, match="message is not valid Unicode"):
+    with pytest.raises(ValueError, match=r"messages\[0\] is not valid Unicode"):
         tokenizer.apply_chat_template([{"role": "user", "content": text}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ("hi", "messages='hi'"),
+        ({"role": "user", "content": "hi"}, "messages={"),
+        ([], r"messages=\[\]"),
+        (["hi"], r"messages\[0\]='hi': .*'role'"),
+        ([*MESSAGES, {"role": "user"}], rf"messages\[{len(MESSAGES)}\].*'content'"),
+        ([{"role": "user", "content": None}], r"messages\[0\].*'content'"),
+    ],
+)
+def test_messages_of_another_form_are_refused(messages: Any, named: str) -> None:
+    """Guards an AttributeError from inside for `chat("hi")`, or a template fed with None."""
+    with pytest.raises(ValueError, match=named):
+        TINY.apply_chat_template(messages)
 
 
 def test_ids_beyond_the_tokenizer_decode_to_nothing() -> None:

@@ -27,9 +27,9 @@ def test_limits_out_of_range_are_refused_by_name(field: str, value: object) -> N
 
 def test_contradicting_limits_are_refused_with_a_value_that_works() -> None:
     """Guards against a budget that starves a running request or a whole prompt for ever."""
-    with pytest.raises(ValueError, match=r"max_num_batched_tokens=3 .*at least 4"):
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens=3: .*at least max_num_seqs=4"):
         make_scheduler(max_num_seqs=4, max_num_batched_tokens=3)
-    with pytest.raises(ValueError, match=r"max_num_batched_tokens=63 .*at least 64"):
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens=63: .*at least max_model_len=64"):
         make_scheduler(max_num_batched_tokens=63, chunked=False)
     config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=8, max_model_len=8)
     kv = KVManager(num_blocks=8, block_size=4, enable_prefix_caching=False)
