@@ -22,7 +22,7 @@ from graphengine.kv.manager import KVManager
 from graphengine.outputs import EngineStats, RequestOutput
 from graphengine.request import Request, RequestStatus
 from graphengine.sampling.params import SamplingParams
-from graphengine.scheduler import DecodeSlot, PrefillChunk, Scheduler, StepPlan
+from graphengine.scheduler import PrefillChunk, ScheduledDecode, Scheduler, StepPlan
 from graphengine.startup import StartProgress, make_proposer, start
 from graphengine.stats import StatsCounter
 from graphengine.streams import OutputStream
@@ -33,7 +33,7 @@ from proposers.base import Commit, Draft, ProposeInputs, Proposer
 class Sampled:
     """What a verify step emits for one request, stops applied."""
 
-    slot: DecodeSlot
+    decode: ScheduledDecode
     token_ids: list[int]
     num_draft_tokens: int
     num_accepted: int  # of `token_ids`, how many were drafts
@@ -122,8 +122,11 @@ class Engine:
             resolved=self.resolved,
             cache_salt=cache_salt,
         )
-        self.scheduler.add(request)
-        self._streams[request_id] = OutputStream.open(request, self.tokenizer)
+        stream = OutputStream.open(request, self.tokenizer)
+        self.scheduler.check(request)  # refused before anything has changed
+        with self._bookkeeping():
+            self.scheduler.add(request)
+            self._streams[request_id] = stream
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has something to run, or an output that no step has returned yet."""
@@ -212,7 +215,7 @@ class Engine:
     def capture_report(self) -> str:
         """The shape table as captured, printable. Raises RuntimeError where it is closed."""
         self._check_open()
-        return self.runner.manager.report()
+        return f"{self.runner.manager.report()}\nnumerics {self.config.numerics}"
 
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
@@ -258,6 +261,7 @@ class Engine:
         for request in self.scheduler.start_over():
             if request.request_id not in self._streams:  # the call that was to add it broke off
                 self.scheduler.finish(request, "abort")
+        self._undelivered = [out for out in self._undelivered if self._has_counted(out)]
         self._emit([stream.request for stream in self._streams.values()])
         self._gone += self._streams
         self._is_torn = False
@@ -292,11 +296,11 @@ class Engine:
         num_reqs = len(plan.decodes)
         if self.proposer is None or plan.k == 0:
             return Draft.empty(num_reqs, plan.k)
-        allowances = np.array([slot.max_draft_tokens for slot in plan.decodes], dtype=np.int32)
+        allowances = np.array([decode.max_draft_tokens for decode in plan.decodes], dtype=np.int32)
         allowances.flags.writeable = False  # rows are reserved for these: not its own to raise
         inputs = ProposeInputs(
-            request_ids=[slot.request.request_id for slot in plan.decodes],
-            token_ids=[self.state.history(slot.request) for slot in plan.decodes],
+            request_ids=[decode.request.request_id for decode in plan.decodes],
+            token_ids=[self.state.history(decode.request) for decode in plan.decodes],
             num_draft_tokens=allowances,
             k=plan.k,
         )
@@ -306,12 +310,12 @@ class Engine:
             self.runner.manager.count_eager(f"proposer:{self.proposer.name}")
         return draft
 
-    def _verify(self, decodes: Sequence[DecodeSlot], draft: Draft) -> list[Sampled]:
+    def _verify(self, decodes: Sequence[ScheduledDecode], draft: Draft) -> list[Sampled]:
         """Verify the drafts of every decode that is still alive."""
         alive = [
             index
-            for index, slot in enumerate(decodes)
-            if slot.request.status is RequestStatus.DECODE
+            for index, decode in enumerate(decodes)
+            if decode.request.status is RequestStatus.DECODE
         ]
         if not alive:
             return []
@@ -328,7 +332,7 @@ class Engine:
     def _commit(self, sampled: Sequence[Sampled]) -> None:
         """Tokens, KV rows, state rows and counters move together; rejected drafts end here."""
         for item in sampled:
-            request = item.slot.request
+            request = item.decode.request
             commit(self.kv, request, item.token_ids, item.num_draft_tokens, item.num_accepted)
             self.state.follow(request)
             self._counter.count_request(
@@ -342,10 +346,17 @@ class Engine:
             if reason is not None and not request.is_finished:
                 self.scheduler.finish(request, reason)
             if stream.is_behind:
-                self._undelivered.append(stream.next_output())
+                output, progress = stream.next_output()
+                self._undelivered.append(output)
+                stream.progress = progress
             if request.is_finished:
                 self._gone.append(request.request_id)
                 del self._streams[request.request_id]
+
+    def _has_counted(self, output: RequestOutput) -> bool:
+        """False for an output whose `_emit` broke off behind it: it is made again."""
+        stream = self._streams.get(output.request_id)
+        return stream is None or stream.has_counted(output)
 
     def _drop(self, request_ids: Iterable[str]) -> list[str]:
         """Abort those that are unfinished, and return them. The proposer is still to be told."""
@@ -365,7 +376,7 @@ class Engine:
             if self.proposer is not None and sampled:
                 self.proposer.on_commit(
                     Commit(
-                        request_ids=[item.slot.request.request_id for item in sampled],
+                        request_ids=[item.decode.request.request_id for item in sampled],
                         token_ids=[item.token_ids for item in sampled],
                         num_accepted=[item.num_accepted for item in sampled],
                     )

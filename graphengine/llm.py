@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
 from typing import Self
+from uuid import uuid4
 
 from capture.config import CaptureConfig
 from graphengine.config import CacheConfig, EngineConfig, Numerics, SpeculativeConfig
@@ -81,7 +81,6 @@ class LLM:
             cache=cache if cache is not None else CacheConfig(),
         )
         self.engine = Engine(model, config, progress=progress)
-        self._ids = count()
         self._turn = RLock()  # calls of several threads, one at a time: the engine has one caller
 
     def generate(
@@ -120,10 +119,10 @@ class LLM:
         done: dict[str, RequestOutput | None] = {}  # by request of this call, in order
         others: list[RequestOutput] = []
         try:
-            for prompt, one in zip(batch, params, strict=True):
-                request_id = f"generate-{next(self._ids)}"
-                self.engine.add_request(request_id, prompt, one, cache_salt=cache_salt)
+            for index, (prompt, one) in enumerate(zip(batch, params, strict=True)):
+                request_id = f"prompt-{index}-{uuid4().hex}"  # no other has it
                 done[request_id] = None
+                self.engine.add_request(request_id, prompt, one, cache_salt=cache_salt)
             num_running = len(done)
             while num_running:
                 for output in self.engine.step():

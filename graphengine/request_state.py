@@ -20,6 +20,10 @@ NOBODY = -1  # no admission has this number
 IntArray = npt.NDArray[np.int32]
 
 
+class StaleRowError(AssertionError):
+    """A row that does not hold what its request knows would be read."""
+
+
 class RequestState:
     """Rows [0, max_num_seqs) of everything that a step needs to know of a request."""
 
@@ -64,13 +68,12 @@ class RequestState:
         self.admission[row] = admission
 
     def row_of(self, request: Request) -> int:
-        """The row of a running request, which must be up to date."""
+        """The row of a running request; StaleRowError where it is not up to date."""
         row = request.row
-        assert row is not None, f"{request} has no row"
-        assert self.admission[row] == request.admission, f"the row of {request} is another's"
-        assert self.num_tokens[row] == request.num_tokens, (
-            f"the row of {request} is out of date: it has {self.num_tokens[row]} tokens"
-        )
+        if row is None or self.admission[row] != request.admission:
+            raise StaleRowError(f"{request} has no row, or another's")
+        if self.num_tokens[row] != request.num_tokens:
+            raise StaleRowError(f"the row of {request} has {self.num_tokens[row]} tokens")
         return row
 
     def history(self, request: Request) -> IntArray:

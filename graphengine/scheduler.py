@@ -65,7 +65,7 @@ class SchedulerConfig:
 
 
 @dataclass(slots=True)
-class DecodeSlot:
+class ScheduledDecode:
     """A decode-ready request and the drafts that it may carry this step, in [0, k]."""
 
     request: Request
@@ -90,7 +90,7 @@ class StepPlan:
     """
 
     k: int = 0  # widest cell of the ladder this step may use
-    decodes: list[DecodeSlot] = field(default_factory=list)
+    decodes: list[ScheduledDecode] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)  # lost row and blocks this step
 
@@ -132,11 +132,35 @@ class Scheduler:
             ValueError: its id is in use, or it can never be served within the context limit or the
                 pool.
         """
-        self._refuse_unservable(request)
+        self.check(request)
         request.arrival = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
         self.waiting.append(request)
+
+    def check(self, request: Request) -> None:
+        """What `add` refuses, and in the same words; changes nothing."""
+        name = f"request {request.request_id!r}"
+        if request.request_id in self._requests:
+            raise ValueError(f"{name}: the id belongs to an unfinished request; use another")
+        assert request.arrival is None, f"{request} has been added before"
+        max_model_len = self.config.max_model_len
+        assert request.limit <= max_model_len, f"{request} exceeds max_model_len {max_model_len}"
+        if request.num_prompt_tokens >= max_model_len:
+            raise ValueError(
+                f"{name}: the prompt has {request.num_prompt_tokens} tokens and max_model_len is "
+                f"{max_model_len}, which leaves no room to answer; the longest prompt allowed is "
+                f"{max_model_len - 1}"
+            )
+        # The last token emitted never enters the cache.
+        needed, usable = self.kv.blocks_for(request.limit - 1), self.kv.pool.num_usable
+        if needed > usable:
+            raise ValueError(
+                f"{name}: {request.num_prompt_tokens} prompt tokens and up to "
+                f"{request.limit - request.num_prompt_tokens} output tokens need {needed} KV "
+                f"blocks of {self.kv.block_size}, and the pool has {usable}; shorten the prompt, "
+                f"lower max_tokens or raise the number of blocks"
+            )
 
     def abort(self, request_id: str) -> Request | None:
         """Drops a request wherever it stands; None where it is unknown or finished already."""
@@ -222,32 +246,9 @@ class Scheduler:
         self._plan_chunks(plan, self.config.max_num_batched_tokens - len(decodes) * (plan.k + 1))
         self._plan_drafts(plan, decodes)
         plan.k = _smallest_cell(
-            ladder, max((slot.max_draft_tokens for slot in plan.decodes), default=0)
+            ladder, max((decode.max_draft_tokens for decode in plan.decodes), default=0)
         )
         return plan
-
-    def _refuse_unservable(self, request: Request) -> None:
-        name = f"request {request.request_id!r}"
-        if request.request_id in self._requests:
-            raise ValueError(f"{name}: the id belongs to an unfinished request; use another")
-        assert request.arrival is None, f"{request} has been added before"
-        max_model_len = self.config.max_model_len
-        assert request.limit <= max_model_len, f"{request} exceeds max_model_len {max_model_len}"
-        if request.num_prompt_tokens >= max_model_len:
-            raise ValueError(
-                f"{name}: the prompt has {request.num_prompt_tokens} tokens and max_model_len is "
-                f"{max_model_len}, which leaves no room to answer; the longest prompt allowed is "
-                f"{max_model_len - 1}"
-            )
-        # The last token emitted never enters the cache.
-        needed, usable = self.kv.blocks_for(request.limit - 1), self.kv.pool.num_usable
-        if needed > usable:
-            raise ValueError(
-                f"{name}: {request.num_prompt_tokens} prompt tokens and up to "
-                f"{request.limit - request.num_prompt_tokens} output tokens need {needed} KV "
-                f"blocks of {self.kv.block_size}, and the pool has {usable}; shorten the prompt, "
-                f"lower max_tokens or raise the number of blocks"
-            )
 
     def _leave_running(self, request: Request) -> None:
         assert request.row is not None, f"{request} is not running"
@@ -274,7 +275,7 @@ class Scheduler:
                 if prefill_served:
                     continue
                 prefill_served = True
-            while not self.kv.ensure_slot(request, 1):
+            while not self.kv.reserve_rows(request, 1):
                 victim = self.running[-1]
                 assert len(self.running) > 1 or victim is not request, (
                     f"{request} does not fit the pool on its own"
@@ -329,7 +330,7 @@ class Scheduler:
         insort(self.running, request, key=_arrival)
         self._set_running_status(request)
         if request.is_decode_ready:
-            ensured = self.kv.ensure_slot(request, 1)
+            ensured = self.kv.reserve_rows(request, 1)
             assert ensured, f"{request} was let in without a block for its row"
 
     def _widest_cell(self, ladder: list[int], decodes: list[Request]) -> int:
@@ -362,21 +363,22 @@ class Scheduler:
         The first round hands out what the tables have room for already, so that a scarce pool does
         not give one request a full draft and the others none.
         """
-        plan.decodes = [DecodeSlot(request, 0) for request in decodes]
+        plan.decodes = [ScheduledDecode(request, 0) for request in decodes]
         size = self.kv.block_size
         hungry = plan.decodes if plan.k else []
         extra = 0
         while hungry:
             still_hungry = []
-            for slot in hungry:
-                request = slot.request
+            for decode in hungry:
+                request = decode.request
                 slack = request.block_table.capacity(size) - request.num_tokens
                 target = min(plan.k, slack if extra == 0 else slack + size)
-                before = slot.max_draft_tokens
-                slot.max_draft_tokens = self.kv.reserve_speculative(request, target)
+                before = decode.max_draft_tokens
+                granted = self.kv.reserve_speculative(request, target)
+                decode.max_draft_tokens = granted
                 most = min(plan.k, request.max_draft_tokens)
-                if slot.max_draft_tokens < most and (extra == 0 or slot.max_draft_tokens > before):
-                    still_hungry.append(slot)
+                if granted < most and (extra == 0 or granted > before):
+                    still_hungry.append(decode)
             hungry, extra = still_hungry, extra + 1
 
 

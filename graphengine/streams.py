@@ -1,7 +1,8 @@
 """Output streams: what is kept of a request for its outputs alone, and the outputs made of it.
 
 Owns text and the clock readings that belong to delivery. Tokens and their origins are the
-request's; nothing here can change one.
+request's; nothing here can change one. Making an output changes nothing: the assignment of its
+progress does, so that an output that breaks off half-way is made again.
 """
 
 from __future__ import annotations
@@ -16,42 +17,59 @@ from graphengine.outputs import AnswerLog, CompletionOutput, RequestOutput
 from graphengine.request import Request
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stream's outputs have come."""
+
+    detokenizer: IncrementalDetokenizer | None
+    num_outputs: int = 0
+    num_tokens: int = 0
+    ended: bool = False
+
+
 @dataclass(slots=True)
 class OutputStream:
     """One request's outputs. Looks at what has been committed, so that no step can be missed."""
 
     request: Request
-    detokenizer: IncrementalDetokenizer | None
     log: AnswerLog
-    num_tokens: int = 0  # of the answer, as far as outputs have been made
+    progress: Progress
 
     @classmethod
     def open(cls, request: Request, tokenizer: Tokenizer | None) -> OutputStream:
         """Start the stream of a request that has just been queued; without a tokenizer no text."""
         request.metrics.arrival_time = time.perf_counter()
         log = AnswerLog(request.token_ids, request.num_prompt_tokens, request.token_origins)
-        if tokenizer is None:
-            return cls(request, None, log)
-        skip = request.params.skip_special_tokens
-        return cls(request, IncrementalDetokenizer(tokenizer, skip_special_tokens=skip), log)
+        detokenizer = None
+        if tokenizer is not None:
+            skip = request.params.skip_special_tokens
+            detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
+        return cls(request, log, Progress(detokenizer))
 
     @property
     def is_behind(self) -> bool:
         """Whether tokens have been committed, or the end has come, and no output says so."""
-        request = self.request
-        if self.num_tokens < request.num_output_tokens:
+        request, progress = self.request, self.progress
+        if progress.num_tokens < request.num_output_tokens:
             return True
-        return request.is_finished and request.metrics.finished_time is None
+        return request.is_finished and not progress.ended
 
-    def next_output(self) -> RequestOutput:
-        """An output of all that has been committed; costs what it adds to the one before.
+    def next_output(self) -> tuple[RequestOutput, Progress]:
+        """An output of all that has been committed, and the progress that it makes.
 
-        The last one, of a request that has finished, gives out the text that was held back.
+        It costs what it adds to the one before. The last one, of a request that has finished, gives
+        out the text that was held back.
         """
-        request, log = self.request, self.log
-        token_ids = request.token_ids[request.num_prompt_tokens + self.num_tokens :]
-        self.num_tokens += len(token_ids)
-        log.texts.append(self._decode(token_ids))
+        request, log, done = self.request, self.log, self.progress
+        token_ids = request.token_ids[request.num_prompt_tokens + done.num_tokens :]
+        detokenizer = done.detokenizer.copy() if done.detokenizer is not None else None
+        log.texts[done.num_outputs :] = [_decode(detokenizer, token_ids, request.is_finished)]
+        after = Progress(
+            detokenizer,
+            num_outputs=done.num_outputs + 1,
+            num_tokens=done.num_tokens + len(token_ids),
+            ended=request.is_finished,
+        )
         now = time.perf_counter()
         if token_ids and request.metrics.first_token_time is None:
             request.metrics.first_token_time = now
@@ -61,10 +79,10 @@ class OutputStream:
             index=0,
             finish_reason=request.finish_reason,
             log=log,
-            num_tokens=self.num_tokens,
-            num_texts=len(log.texts),
+            num_tokens=after.num_tokens,
+            num_texts=after.num_outputs,
         )
-        return RequestOutput(
+        output = RequestOutput(
             request_id=request.request_id,
             outputs=[completion],
             finished=request.is_finished,
@@ -72,9 +90,18 @@ class OutputStream:
             num_new_tokens=len(token_ids),
             metrics=replace(request.metrics),
         )
+        return output, after
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        if self.detokenizer is None:
-            return ""
-        text = self.detokenizer.add(token_ids)
-        return text + self.detokenizer.flush() if self.request.is_finished else text
+    def has_counted(self, output: RequestOutput) -> bool:
+        """False for an output of this stream that its progress does not include."""
+        completion = output.outputs[0]
+        return completion.log is not self.log or completion.num_texts <= self.progress.num_outputs
+
+
+def _decode(
+    detokenizer: IncrementalDetokenizer | None, token_ids: Sequence[int], is_last: bool
+) -> str:
+    if detokenizer is None:
+        return ""
+    text = detokenizer.add(token_ids)
+    return text + detokenizer.flush() if is_last else text

@@ -113,7 +113,7 @@ def _reserve(engine: Engine, requests: Sequence[Request], num_draft_tokens: int)
     """Blocks for the rows of the widest step, as the scheduler would reserve them."""
     for request in requests:
         granted = 0
-        if engine.kv.ensure_slot(request, 1):
+        if engine.kv.reserve_rows(request, 1):
             granted = engine.kv.reserve_speculative(request, num_draft_tokens)
         if granted < num_draft_tokens:
             raise ValueError(

@@ -86,7 +86,7 @@ class KVManager:
         request.kv_len = len(block_ids) * self.block_size
         return request.kv_len
 
-    def ensure_slot(self, request: Request, num_rows: int) -> bool:
+    def reserve_rows(self, request: Request, num_rows: int) -> bool:
         """Reserves rows [kv_len, kv_len + num_rows), all of them or (False) none."""
         assert num_rows >= 1, f"{num_rows} rows asked for {request}"
         wanted = self.blocks_for(request.kv_len + num_rows) - len(request.block_table)

@@ -4,7 +4,10 @@ Linear in the number of tokens: each call decodes a short window of them. Text t
 (a character whose bytes are not all there) is held back. Knows nothing of models or requests.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from copy import copy
 
 from graphengine.models.tokenizer import Tokenizer
 
@@ -35,13 +38,17 @@ class IncrementalDetokenizer:
         self._num_given = 0
         self._given_text = ""
 
+    def copy(self) -> IncrementalDetokenizer:
+        """One in the same state; what is added to it leaves this one as it is."""
+        return copy(self)
+
     def add(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens complete; empty while a character still lacks bytes."""
         pieces = []
         for token_id in token_ids:
             # A token that leaves no text must not push the context out of the window.
             if self._tokenizer.is_visible(token_id, skip_special_tokens=self._skip_special_tokens):
-                self._window.append(token_id)
+                self._window = [*self._window, token_id]  # a copy has the old one
                 pieces.append(self._advance())
         return "".join(pieces)
 

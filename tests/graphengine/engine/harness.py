@@ -160,10 +160,17 @@ class Harness:
         answer = output.outputs[0]
         before = self.outputs.get(output.request_id)
         old = before.outputs[0].token_ids if before is not None else []
+        old_text = before.outputs[0].text if before is not None else ""
         assert before is None or not before.finished, "an output after the last one"
         assert answer.token_ids[: len(old)] == old, "an emitted token changed"
         assert len(answer.token_ids) == len(old) + output.num_new_tokens
         assert len(answer.token_origins) == len(answer.token_ids), "one origin a token"
+        assert answer.text == old_text + output.new_text, "text that no step has given out"
+        if output.finished and self.engine.tokenizer is not None:
+            params = self.requests[output.request_id].params
+            assert answer.text == self.engine.tokenizer.decode(
+                answer.token_ids, skip_special_tokens=params.skip_special_tokens
+            )
         accepted = answer.token_origins.count("accepted")
         counted = output.metrics.num_accepted_tokens
         assert counted == accepted or (self.num_interrupts and counted < accepted)

@@ -76,12 +76,20 @@ def test_outputs_survive_a_generate_that_fails(llm: LLM) -> None:
     assert sum(out.num_new_tokens for out in outputs) == 10
 
 
-def test_a_taken_id_is_not_dropped(llm: LLM) -> None:
-    """Somebody's request, aborted because a call wanted its id."""
-    llm.engine.add_request("generate-0", PROMPT, PARAMS)
-    with pytest.raises(ValueError, match="generate-0"):
-        llm.generate([[1, 2, 3]], PARAMS)
-    assert drain(llm)[-1].finished
+def test_a_call_takes_no_id_of_others(llm: LLM) -> None:
+    """A call refused, or somebody's request dropped, because both had the same id."""
+    (first,) = llm.generate([PROMPT], PARAMS)
+    llm.engine.add_request(first.request_id, PROMPT, PARAMS)
+    (again,) = llm.generate([PROMPT], PARAMS)
+    assert again.outputs == first.outputs
+    assert drain(llm)[-1].request_id == first.request_id
+
+
+def test_a_refused_prompt_is_named_by_its_place(llm: LLM) -> None:
+    """A batch of a thousand, one of which is empty."""
+    with pytest.raises(ValueError, match=r"'prompt-2-.*the prompt is empty"):
+        llm.generate([PROMPT, PROMPT, []], PARAMS)
+    assert not llm.engine.has_unfinished_requests()
 
 
 def test_salts_share_no_blocks(llm: LLM) -> None:

@@ -15,8 +15,10 @@ from typing import Any, Literal
 import pytest
 
 from graphengine import engine as engine_module
+from graphengine import streams as streams_module
 from graphengine.engine import Engine
 from graphengine.outputs import RequestOutput
+from graphengine.request_state import StaleRowError
 from graphengine.sampling.params import SamplingParams
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
@@ -39,7 +41,7 @@ POINTS: dict[str, tuple[Callable[[Engine], Any], str, Literal["before", "after"]
     "after-schedule": (lambda engine: engine.scheduler, "schedule", "after"),
     "before-a-start": (lambda engine: engine.scheduler, "_start", "before"),
     "after-a-match": (lambda engine: engine.kv, "match_prefix", "after"),
-    "after-a-slot": (lambda engine: engine.kv, "ensure_slot", "after"),
+    "after-a-reserve": (lambda engine: engine.kv, "reserve_rows", "after"),
     "after-blocks": (lambda engine: engine.kv.pool, "allocate", "after"),
     "before-free": (lambda engine: engine.kv.pool, "free", "before"),
     "before-a-row": (lambda engine: engine.state, "follow", "before"),
@@ -51,6 +53,8 @@ POINTS: dict[str, tuple[Callable[[Engine], Any], str, Literal["before", "after"]
     "inside-commit": (lambda engine: engine.kv, "keep_rows", "before"),
     "after-commit": (lambda engine: engine_module, "commit", "after"),
     "inside-finish": (lambda engine: engine.scheduler, "_leave_running", "before"),
+    "inside-an-output": (lambda engine: streams_module, "RequestOutput", "before"),
+    "after-an-output": (lambda engine: streams_module.OutputStream, "next_output", "after"),
     "after-emit": (lambda engine: engine, "_emit", "after"),
 }
 STEPS_BETWEEN = 12
@@ -64,8 +68,10 @@ BOOKKEEPING = {
         "kv.block_table",
         "kv.manager",
         "kv.prefix_cache",
+        "models.detokenizer",
         "request_state",
         "scheduler",
+        "streams",
     )
 }
 
@@ -204,6 +210,25 @@ def test_any_line_may_be_the_last(
     assert len(interrupts.places) > 10
 
 
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_request_whose_adding_broke_off_is_not_there(
+    side: str, checkpoints: Checkpoints, unstopped: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queued request that nobody can abort, and whose first token ends somebody else's step."""
+    harness = start(checkpoints, unstopped)
+    each = params()
+    harness.add("short", PROMPTS["short"], each["short"])
+    with monkeypatch.context() as patch:
+        break_off(patch, harness.engine.scheduler, "add", side, 1)
+        with pytest.raises(KeyboardInterrupt):
+            harness.engine.add_request("long", PROMPTS["long"], each["long"])
+    assert not harness.engine.abort("long")
+    harness.add("long", PROMPTS["long"], each["long"])
+    harness.drain()
+    for name in ("short", "long"):
+        assert [*PROMPTS[name], *harness.stream(name)] == unstopped[name]
+
+
 def test_a_row_that_is_not_up_to_date_is_not_read(checkpoints: Checkpoints) -> None:
     """The tokens of whoever had the row before, or a request's own of a step ago."""
     engine = SETUP.start(checkpoints.get())
@@ -212,10 +237,10 @@ def test_a_row_that_is_not_up_to_date_is_not_read(checkpoints: Checkpoints) -> N
     (request,) = engine.scheduler.running
     assert engine.state.history(request).tolist() == request.token_ids
     request.token_ids.append(5)
-    with pytest.raises(AssertionError, match="out of date"):
+    with pytest.raises(StaleRowError, match="has 3 tokens"):
         engine.state.row_of(request)
     request.token_ids.pop()
     assert request.admission is not None
     request.admission += 1
-    with pytest.raises(AssertionError, match="another's"):
+    with pytest.raises(StaleRowError, match="another's"):
         engine.state.row_of(request)

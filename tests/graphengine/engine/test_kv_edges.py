@@ -121,8 +121,8 @@ def watch_plans(harness: Harness) -> list[tuple[int, Slots]]:
 
     def watched(ladder: Sequence[int]) -> StepPlan:
         plan = schedule(ladder)
-        slots = [(slot.max_draft_tokens, slot.request.max_draft_tokens) for slot in plan.decodes]
-        seen.append((num_batched_tokens(plan), slots))
+        limits = [(d.max_draft_tokens, d.request.max_draft_tokens) for d in plan.decodes]
+        seen.append((num_batched_tokens(plan), limits))
         return plan
 
     harness.engine.scheduler.schedule = watched  # type: ignore[method-assign]

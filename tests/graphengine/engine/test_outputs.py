@@ -29,7 +29,12 @@ def emit(stream: OutputStream, token_ids: list[int], *, num_accepted: int = 0) -
     request.token_ids.extend(token_ids)
     request.token_origins.extend(["accepted"] * num_accepted)
     request.token_origins.append("bonus" if num_accepted == 2 else "recovered")
-    return stream.next_output()
+    return take(stream)
+
+
+def take(stream: OutputStream) -> RequestOutput:
+    output, stream.progress = stream.next_output()
+    return output
 
 
 def test_a_step_costs_what_it_adds() -> None:
@@ -48,7 +53,7 @@ def test_a_step_costs_what_it_adds() -> None:
 def test_an_output_does_not_grow() -> None:
     """A window on what is shared that moves with it, or is opened by its reader."""
     stream = open_stream(2)
-    before, read = stream.next_output(), stream.next_output()
+    before, read = take(stream), take(stream)
     read.outputs[0].token_ids.append(99)
     read.prompt_token_ids.clear()
     after = emit(stream, [7])
@@ -63,7 +68,7 @@ def test_an_output_does_not_grow() -> None:
 
 def test_a_prompt_is_given_out_as_ids_by_that_name_alone() -> None:
     """A `prompt`, which is text wherever others have one, that holds ids."""
-    output = open_stream(1).next_output()
+    output = take(open_stream(1))
     assert not hasattr(output, "prompt")
     assert output.prompt_token_ids == list(PROMPT)
 
@@ -80,7 +85,7 @@ def test_texts_add_up(checkpoints: Checkpoints) -> None:
         outputs.append(emit(stream, [token_id]))
     assert not stream.is_behind
     request.status = RequestStatus.FINISHED
-    outputs.append(stream.next_output())
+    outputs.append(take(stream))
     for index, output in enumerate(outputs):
         pieces = "".join(earlier.new_text for earlier in outputs[: index + 1])
         assert output.outputs[0].text == pieces
@@ -90,6 +95,6 @@ def test_texts_add_up(checkpoints: Checkpoints) -> None:
 def test_answers_compare_and_print_by_what_they_say() -> None:
     """Two equal answers of two runs that differ; a print that shows no answer."""
     first, second = open_stream(2), open_stream(2)
-    assert first.next_output().outputs == second.next_output().outputs
-    assert first.next_output().outputs != emit(second, [5]).outputs
-    assert "token_ids=[0, 0, 0, 1, 1, 1]" in repr(first.next_output())
+    assert take(first).outputs == take(second).outputs
+    assert take(first).outputs != emit(second, [5]).outputs
+    assert "token_ids=[0, 0, 0, 1, 1, 1]" in repr(take(first))

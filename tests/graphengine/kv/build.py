@@ -14,7 +14,7 @@ def prefill(kv: KVManager, request: Request, row: int = 0) -> Request:
     request.row = row
     request.status = RequestStatus.PREFILL
     if request.num_prefill_tokens:
-        assert kv.ensure_slot(request, request.num_prefill_tokens)
+        assert kv.reserve_rows(request, request.num_prefill_tokens)
         kv.advance_prefill(request, request.num_prefill_tokens)
     request.status = RequestStatus.DECODE
     return request

@@ -19,7 +19,7 @@ def test_lookahead_slots_exist_for_every_residue(length: int) -> None:
     """Guards against drafts written past the table at a block edge (case 7)."""
     kv = make_kv()
     request = prefill(kv, make_request("a", range(length), 30))
-    assert kv.ensure_slot(request, 1)
+    assert kv.reserve_rows(request, 1)
     assert kv.reserve_speculative(request, 5) == 5
     assert request.block_table.capacity(4) >= request.kv_len + 1 + 5
     written = slots(kv, request, request.kv_len, request.kv_len + 6)
@@ -33,14 +33,14 @@ def test_drafts_are_truncated_to_the_pool_and_never_fail() -> None:
     kv = make_kv(num_blocks=5)
     a = prefill(kv, make_request("a", range(5), 20), row=0)
     b = prefill(kv, make_request("b", range(50, 52), 20), row=1)
-    assert kv.ensure_slot(a, 1)
-    assert kv.ensure_slot(b, 1)
+    assert kv.reserve_rows(a, 1)
+    assert kv.reserve_rows(b, 1)
     held = list(a.block_table.block_ids)
     assert kv.reserve_speculative(b, 9) == 6  # two slots left in its block, four in the last one
     assert kv.reserve_speculative(a, 9) == 3  # only what its own table still holds
     assert a.block_table.block_ids == held
     assert kv.pool.num_free == 0
-    assert not kv.ensure_slot(a, 6)
+    assert not kv.reserve_rows(a, 6)
     audit(kv, [a, b])
 
 
@@ -49,7 +49,7 @@ def test_drafts_leave_the_bonus_its_place_under_the_limit() -> None:
     kv = make_kv()
     for max_tokens, fit in ((1, 0), (2, 1), (5, 4), (6, 5), (7, 5)):
         request = prefill(kv, make_request("a", range(3), max_tokens))
-        assert kv.ensure_slot(request, 1)
+        assert kv.reserve_rows(request, 1)
         assert kv.reserve_speculative(request, 5) == fit
         kv.release(request)
 
@@ -61,7 +61,7 @@ def test_drafts_reclaim_clean_blocks_before_cached_ones() -> None:
     kv.release(cached)
     assert kv.stats().num_cached == 1
     request = prefill(kv, make_request("b", [90], 20))
-    assert kv.ensure_slot(request, 1)
+    assert kv.reserve_rows(request, 1)
     assert kv.reserve_speculative(request, 7) == 7
     assert kv.stats().num_cached == 1
     assert kv.reserve_speculative(request, 11) == 11  # an unreferenced cached block may go
@@ -72,7 +72,7 @@ def test_dropped_rows_give_their_blocks_back() -> None:
     """Guards against blocks of rejected drafts staying with the request (case 8)."""
     kv = make_kv()
     request = prefill(kv, make_request("a", range(6), 30))
-    assert kv.ensure_slot(request, 1)
+    assert kv.reserve_rows(request, 1)
     kv.reserve_speculative(request, 9)
     assert len(request.block_table) == 4
     kv.trim(request)
@@ -106,7 +106,7 @@ def test_a_second_reader_shares_full_blocks_and_writes_elsewhere() -> None:
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
     for reader in readers:
         assert reader.kv_len == 8
-        assert kv.ensure_slot(reader, 1)
+        assert kv.reserve_rows(reader, 1)
     open_blocks = [table[2] for table in tables]
     assert len(set(open_blocks)) == 3
     audit(kv, readers)
@@ -135,7 +135,7 @@ def test_prefill_cannot_advance_past_its_rows_or_its_tokens() -> None:
     with pytest.raises(AssertionError, match="12 prefill rows asked"):
         kv.reserve_prefill(request, 12)
     assert request.kv_len == 0
-    assert kv.ensure_slot(request, 12)
+    assert kv.reserve_rows(request, 12)
     with pytest.raises(AssertionError, match="12 tokens prefilled with 11 left"):
         kv.advance_prefill(request, 12)
 

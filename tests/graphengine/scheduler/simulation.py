@@ -20,7 +20,7 @@ from graphengine.kv.auditor import audit
 from graphengine.kv.manager import KVManager
 from graphengine.request import Request, RequestStatus
 from graphengine.sampling.params import SamplingParams
-from graphengine.scheduler import DecodeSlot, Scheduler, SchedulerConfig, StepPlan
+from graphengine.scheduler import ScheduledDecode, Scheduler, SchedulerConfig, StepPlan
 from tests.graphengine.kv.build import slots
 
 VOCAB = 97
@@ -132,8 +132,8 @@ class Simulation:
         """One engine step with a fake model in the middle."""
         plan = self.schedule()
         self.run_chunks(plan)
-        for slot in plan.decodes:
-            self.run_decode(slot)
+        for decode in plan.decodes:
+            self.run_decode(decode)
             self.audit()
         return plan
 
@@ -170,19 +170,19 @@ class Simulation:
         assert plan.decodes or plan.chunks, "a step without work, with requests unfinished"
         assert num_batched_tokens(plan) <= config.max_num_batched_tokens
         assert len(scheduler.running) <= config.max_num_seqs
-        longest = max((slot.max_draft_tokens for slot in plan.decodes), default=0)
+        longest = max((decode.max_draft_tokens for decode in plan.decodes), default=0)
         assert plan.k == min(k for k in self.ladder if k >= longest), "a cell wider than needed"
         rows = [r.row for r in scheduler.running]
         assert all(row is not None and 0 <= row < config.max_num_seqs for row in rows)
         arrivals = [r.arrival for r in (*scheduler.running, *scheduler.waiting)]
         assert arrivals == sorted(arrivals), "a request is served before an older one"
-        for slot in plan.decodes:
-            r = slot.request
+        for decode in plan.decodes:
+            r = decode.request
             assert r.status is RequestStatus.DECODE
             assert r.row is not None
-            assert 0 <= slot.max_draft_tokens <= plan.k
-            assert r.num_tokens + slot.max_draft_tokens + 1 <= r.limit, "the bonus has no place"
-            assert len(r.block_table) * size >= r.num_tokens + slot.max_draft_tokens, (
+            assert 0 <= decode.max_draft_tokens <= plan.k
+            assert r.num_tokens + decode.max_draft_tokens + 1 <= r.limit, "the bonus has no place"
+            assert len(r.block_table) * size >= r.num_tokens + decode.max_draft_tokens, (
                 "no lookahead slot"
             )
         for chunk in plan.chunks:
@@ -202,13 +202,13 @@ class Simulation:
             self.scheduler.advance_prefill(chunk)
             self.audit()
 
-    def propose(self, slot: DecodeSlot) -> list[int]:
+    def propose(self, decode: ScheduledDecode) -> list[int]:
         """Right up to `accept` tokens, then wrong ones."""
-        num_draft_tokens = (
-            self.random.randint(0, slot.max_draft_tokens) if self.ragged else slot.max_draft_tokens
-        )
+        num_draft_tokens = decode.max_draft_tokens
+        if self.ragged:
+            num_draft_tokens = self.random.randint(0, num_draft_tokens)
         right = self.random.randint(0, num_draft_tokens) if self.accept is None else self.accept
-        state = prefix_states(slot.request.token_ids)[-1]
+        state = prefix_states(decode.request.token_ids)[-1]
         drafts: list[int] = []
         for index in range(num_draft_tokens):
             drafts.append(answer(state) if index < right else (answer(state) + 1) % VOCAB)
@@ -228,11 +228,11 @@ class Simulation:
                 return sampled, index + matches
         raise AssertionError("the bonus row always ends the block")
 
-    def run_decode(self, slot: DecodeSlot) -> None:
-        request = slot.request
+    def run_decode(self, decode: ScheduledDecode) -> None:
+        request = decode.request
         if request.is_finished:
             return
-        drafts = self.propose(slot)
+        drafts = self.propose(decode)
         sampled, num_accepted = self.verify(request, drafts)
         commit(self.scheduler.kv, request, sampled, len(drafts), num_accepted)
         assert request.kv_len == request.num_tokens - 1

@@ -31,8 +31,8 @@ def stage_before_chunk_is_recorded(sim: Simulation, victim: Request) -> StepPlan
         plan = sim.schedule()
         if victim.status is RequestStatus.WAITING:
             sim.run_chunks(plan)
-            for slot in plan.decodes:
-                sim.run_decode(slot)
+            for decode in plan.decodes:
+                sim.run_decode(decode)
     return plan
 
 
@@ -74,8 +74,8 @@ def test_abort_at_any_point(stage: Callable[[Simulation, Request], StepPlan | No
     assert sim.scheduler.abort("victim") is None  # twice
     if plan is not None:
         sim.run_chunks(plan)  # the rest of the step, without the victim
-        for slot in plan.decodes:
-            sim.run_decode(slot)
+        for decode in plan.decodes:
+            sim.run_decode(decode)
     sim.drain()
     sim.check_outputs()
     assert victim.output_token_ids == emitted

@@ -103,7 +103,7 @@ def test_a_whole_cached_prompt_decodes_at_once(length: int) -> None:
         hits = (length - 1) // 4 * 4
         assert again.metrics.num_cached_tokens == hits <= length - 1
         if hits == length - 1:
-            assert [slot.request for slot in plan.decodes] == [again]
+            assert [decode.request for decode in plan.decodes] == [again]
             assert plan.chunks == []
         else:
             assert [(c.start, c.num_tokens) for c in plan.chunks] == [(hits, length - 1 - hits)]
@@ -118,7 +118,7 @@ def test_a_one_token_prompt_never_prefills() -> None:
     request = sim.add(make_request("a", [3], 5))
     plan = sim.step()
     assert plan.chunks == []
-    assert [slot.request for slot in plan.decodes] == [request]
+    assert [decode.request for decode in plan.decodes] == [request]
     assert request.num_output_tokens >= 1
 
 

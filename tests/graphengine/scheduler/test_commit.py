@@ -19,7 +19,7 @@ def drafted(length: int, max_tokens: int = 20, **options: Any) -> tuple[KVManage
     """A request with rows reserved for its last token and up to K drafts."""
     kv = make_kv()
     request = prefill(kv, make_request("a", range(length), max_tokens, **options))
-    assert kv.ensure_slot(request, 1)
+    assert kv.reserve_rows(request, 1)
     kv.reserve_speculative(request, K)
     return kv, request
 
@@ -51,7 +51,7 @@ def test_many_rounds_use_the_blocks_of_their_tokens_only() -> None:
     for round_, num_kept in enumerate([6, 1, 3, 1, 6, 2, 5, 4, 1]):
         commit(kv, request, [80 + round_] * num_kept, K)
         assert kv.stats().num_used == -(-request.kv_len // kv.block_size)
-        assert kv.ensure_slot(request, 1)
+        assert kv.reserve_rows(request, 1)
         assert kv.reserve_speculative(request, K) == K
         audit(kv, [request])
 
@@ -67,7 +67,7 @@ def test_counters_follow_the_kept_tokens() -> None:
         ([1, 9], 5, 2),  # the second accepted draft is a stop: no recovered token follows
     ):
         commit(kv, request, sampled, num_draft_tokens, num_accepted)
-        assert kv.ensure_slot(request, 1)
+        assert kv.reserve_rows(request, 1)
         kv.reserve_speculative(request, K)
     metrics = request.metrics
     assert (metrics.num_steps, metrics.num_drafts) == (5, 4)
@@ -106,7 +106,7 @@ def test_a_commit_past_the_limit_changes_nothing() -> None:
     """Guards against emitting more than max_tokens (cases 26, 43)."""
     kv, request = drafted(6, 3)
     assert request.num_reserved_rows == 3
-    kv.ensure_slot(request, 6)  # even where rows were reserved by mistake
+    kv.reserve_rows(request, 6)  # even where rows were reserved by mistake
     before = snapshot(kv, request)
     with pytest.raises(CommitError, match="4 tokens goes past the limit"):
         commit(kv, request, [1] * 4, K)

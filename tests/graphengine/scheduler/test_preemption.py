@@ -145,8 +145,8 @@ def test_an_uncommitted_step_is_scheduled_again() -> None:
     first = sim.schedule()
     used = sim.scheduler.kv.stats().num_used
     second = sim.schedule()
-    assert [slot.max_draft_tokens for slot in first.decodes] == [5]
-    assert [slot.max_draft_tokens for slot in second.decodes] == [5]
+    assert [decode.max_draft_tokens for decode in first.decodes] == [5]
+    assert [decode.max_draft_tokens for decode in second.decodes] == [5]
     assert sim.scheduler.kv.stats().num_used == used
     sim.run_decode(second.decodes[0])
     sim.drain()

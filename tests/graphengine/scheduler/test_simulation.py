@@ -83,8 +83,8 @@ def random_life(seed: int, block_size: int, *, chunked: bool) -> Simulation:
             scheduler.abort(draw.choice(sim.requests).request_id)
             sim.audit()
             sim.run_chunks(plan)
-            for slot in plan.decodes:
-                sim.run_decode(slot)
+            for decode in plan.decodes:
+                sim.run_decode(decode)
                 sim.audit()
         else:
             sim.step()
@@ -171,8 +171,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = self.sim.schedule()
         self.abort(index)
         self.sim.run_chunks(plan)
-        for slot in plan.decodes:
-            self.sim.run_decode(slot)
+        for decode in plan.decodes:
+            self.sim.run_decode(decode)
 
     def teardown(self) -> None:
         if hasattr(self, "sim"):

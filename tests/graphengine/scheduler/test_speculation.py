@@ -21,7 +21,7 @@ def test_decodes_count_k_plus_one_against_the_budget_beside_chunks() -> None:
     assert sim.step().k == 3
     long = sim.add(make_request("long", range(100), 4, max_model_len=128))
     plan = sim.step()
-    assert [slot.request for slot in plan.decodes] == small
+    assert [decode.request for decode in plan.decodes] == small
     assert plan.k == 1  # half of the budget is left to the prompt
     assert sum(c.num_tokens for c in plan.chunks) == 8
     assert num_batched_tokens(plan) == 16
@@ -74,7 +74,7 @@ def test_scarce_blocks_are_shared_among_drafting_requests() -> None:
         sim.add(make_request(str(i), [i], 16))
     plan = sim.step()
     # One block each for the row, of which three slots are left, and four blocks among three.
-    assert [slot.max_draft_tokens for slot in plan.decodes] == [8, 7, 7]
+    assert [decode.max_draft_tokens for decode in plan.decodes] == [8, 7, 7]
     assert plan.k == 8
 
 
@@ -85,7 +85,7 @@ def test_the_cell_is_no_wider_than_the_longest_draft() -> None:
     sim.add(make_request("b", [2], 2))
     plan = sim.schedule()
     assert plan.k == 3
-    assert [slot.max_draft_tokens for slot in plan.decodes] == [3, 1]
+    assert [decode.max_draft_tokens for decode in plan.decodes] == [3, 1]
     assert num_batched_tokens(plan) == 8
 
 
