@@ -6,6 +6,7 @@ allocate, capture. Keeps the seconds of each phase. Nothing here runs after star
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig, resolve
 from proposers import registry
 from proposers.base import Proposer
+
+logger = logging.getLogger(__name__)
 
 # Called with (phase, done, total, what) in the phases `weights` and `capture`.
 StartProgress = Callable[[str, int, int, str], None]
@@ -104,12 +107,12 @@ def start(
         planned = plan_memory(resolved)
         check_memory_budget(config.capture, planned.buffers)
         planned.check(available_bytes())
+    with times.phase("tokenizer"):
+        tokenizer = opened.load_tokenizer()
     with times.phase("kernels"):
         times.cached["kernels"] = library.ensure_loaded()
     with times.phase("weights"):
         weights = _load(opened, resolved, progress)
-    with times.phase("tokenizer"):
-        tokenizer = opened.load_tokenizer()
     sizes = resolved.sizes
     with times.phase("buffers"):
         state = RequestState(
@@ -135,6 +138,11 @@ def start(
                 compile_mode=config.capture.compile,
             )
             times.cached["numerics"] = report.cached
+    else:
+        logger.warning(
+            "numerics='fast': nothing shows that a row's logits depend on its request alone, so a "
+            "stream may change with what shares its steps, speculation included"
+        )
     with times.phase("capture"):
         runner.capture(None if progress is None else lambda *done: progress("capture", *done))
         if runner.compiler.events:

@@ -5,8 +5,10 @@ takes seconds; this one takes a fraction of one. Knows the container only: no ar
 tensor names.
 """
 
+import math
 import struct
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,7 @@ class GGUFFile:
 
     Raises:
         ValueError: Not a GGUF file, a version other than 2 or 3, a truncated file, one part of a
-            split file, or a tensor encoding that the `gguf` package does not know.
+            split file, or a tensor encoding that the `gguf` package cannot dequantise.
     """
 
     def __init__(self, path: Path) -> None:
@@ -131,10 +133,15 @@ class GGUFFile:
     def _add_tensor(
         self, name: str, shape: tuple[int, ...], quantization: GGMLQuantizationType, start: int
     ) -> None:
+        if not _is_readable(quantization):
+            raise ValueError(
+                f"{self.path}: tensor {name} has encoding {quantization.name}, which cannot be "
+                "dequantised; quantise the checkpoint otherwise, Q8_0 or Q4_K for instance"
+            )
         block, block_bytes = GGML_QUANT_SIZES[quantization]
         if not shape or shape[-1] % block:
             raise ValueError(f"{self.path}: {name} {shape} does not fit {quantization.name} blocks")
-        size = int(np.prod(shape, dtype=np.int64)) // block * block_bytes
+        size = math.prod(shape) // block * block_bytes
         if start + size > self._bytes.size:
             raise ValueError(
                 f"{self.path} is truncated: {name} ends at byte {start + size}, the file at "
@@ -152,6 +159,19 @@ class GGUFFile:
             return GGUFValueType(raw)
         except ValueError:
             raise ValueError(f"{self.path} is corrupt: metadata value type {raw}") from None
+
+
+@cache
+def _is_readable(quantization: GGMLQuantizationType) -> bool:
+    """Whether `GGUFFile.read` can: the gguf package knows the size of more than it dequantises."""
+    if quantization in _PLAIN:
+        return True
+    block = np.zeros(GGML_QUANT_SIZES[quantization][1], dtype=np.uint8)
+    try:
+        dequantize(block, quantization)
+    except NotImplementedError:
+        return False
+    return True
 
 
 class _Cursor:

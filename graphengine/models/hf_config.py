@@ -124,7 +124,7 @@ def _architecture(raw: Mapping[str, Any]) -> Architecture:
     model_type = raw.get("model_type")
     if names is None:
         by_type = {row.model_type: row for row in ARCHITECTURES.values()}
-        if model_type not in by_type:
+        if not isinstance(model_type, str) or model_type not in by_type:
             raise ValueError(
                 f"config.json has no architectures and model_type {model_type!r} is not supported; "
                 f"supported: {', '.join(by_type)}"
@@ -160,9 +160,12 @@ def _refuse_unsupported(raw: Mapping[str, Any], arch: Architecture) -> None:
                 f"config.json: {key}={raw[key]!r} contradicts {arch.name}, where it is always "
                 f"{has_bias}"
             )
-    if "AutoModelForCausalLM" in (raw.get("auto_map") or {}):
+    auto_map = raw.get("auto_map") or {}
+    if not isinstance(auto_map, dict):
+        raise ValueError(f"config.json: auto_map must be an object, got {auto_map!r}")
+    if "AutoModelForCausalLM" in auto_map:
         raise ValueError(
-            f"config.json: auto_map={raw['auto_map']!r} asks for the checkpoint's own model code, "
+            f"config.json: auto_map={auto_map!r} asks for the checkpoint's own model code, "
             f"which is never run; only the built-in {arch.name} is"
         )
 
@@ -207,17 +210,18 @@ def _layer_types(
     """Attention of each layer, as config.json lists it or as the architecture derives it."""
     given = values.get("layer_types")
     if given is not None:
-        known = {"full_attention", "sliding_attention"}
-        if not isinstance(given, list) or len(given) != num_layers or not set(given) <= known:
+        known = ["full_attention", "sliding_attention"]
+        fits = isinstance(given, list) and len(given) == num_layers
+        if not fits or not all(layer in known for layer in given):
             raise ValueError(
-                f"config.json: layer_types must list {num_layers} of {sorted(known)}, got {given!r}"
+                f"config.json: layer_types must list {num_layers} of {known}, got {given!r}"
             )
         if arch.window == "uniform" and window is not None and "full_attention" in given:
             raise ValueError(
                 f"config.json: {arch.name} slides every layer (sliding_window={window}), but "
                 f"layer_types is {given}"
             )
-        return given
+        return list(given)
     if window is None:
         return ["full_attention"] * num_layers
     first = 0
@@ -231,6 +235,8 @@ def _eos_ids(*sources: Any) -> tuple[int, ...]:
     ids: list[int] = []
     for source in sources:
         ids.extend(source if isinstance(source, list) else [] if source is None else [source])
+    if not all(type(token_id) is int for token_id in ids):
+        raise ValueError(f"eos_token_id must be an integer or a list of them, got {sources!r}")
     return tuple(dict.fromkeys(ids))
 
 
@@ -238,7 +244,7 @@ def _dtype(raw: Mapping[str, Any], fallback: torch.dtype) -> torch.dtype:
     name = raw.get("dtype", raw.get("torch_dtype"))
     if name is None:
         return fallback
-    if name not in _DTYPES:
+    if not isinstance(name, str) or name not in _DTYPES:
         raise ValueError(
             f"config.json: dtype {name!r} is not supported; allowed: {', '.join(_DTYPES)}"
         )

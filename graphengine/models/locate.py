@@ -42,7 +42,10 @@ def locate_model(model: str | Path) -> ModelLocation:
     """
     if str(model) == DEMO_MODEL:
         return ModelLocation(kind="gguf", path=_demo_file())
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError as error:  # ~name, and nobody is called that
+        raise ValueError(f"model {str(model)!r} does not exist: {error}") from error
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ValueError(

@@ -6,6 +6,7 @@ tokenizer's. Incremental decoding is in `detokenizer.py`.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -120,19 +121,40 @@ def _load_directory(path: Path) -> Any:
     # it.
     from transformers import AutoTokenizer
 
-    try:
+    with _Naming(path):
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, KeyError, ValueError, ImportError) as error:
-        raise ValueError(f"no tokenizer can be loaded from {path}: {error}") from error
 
 
 def _load_gguf(path: Path) -> Any:
     # Not AutoTokenizer, which reads the whole header once more (seconds) to end at this class.
     from transformers import PreTrainedTokenizerFast
 
-    try:
+    with _Naming(path):
         return PreTrainedTokenizerFast.from_pretrained(
             path.parent, gguf_file=path.name, local_files_only=True
         )
-    except (OSError, KeyError, ValueError, ImportError) as error:
-        raise ValueError(f"no tokenizer can be built from {path}: {error}") from error
+
+
+class _Naming:
+    """Makes errors of damaged files, which come from several depths, a ValueError that names them.
+
+    The tokenizers package raises Exception itself, which no except clause can name without its
+    subclasses.
+    """
+
+    _KINDS = (OSError, LookupError, ValueError, ImportError, TypeError, AttributeError)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is Exception or isinstance(error, self._KINDS):
+            raise ValueError(f"no tokenizer can be loaded from {self._path}: {error}") from error

@@ -13,7 +13,7 @@ from graphengine.startup import StartTimes, start
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.setups import Setup
 
-PHASES = ["headers", "kernels", "weights", "tokenizer", "buffers", "numerics", "capture"]
+PHASES = ["headers", "tokenizer", "kernels", "weights", "buffers", "numerics", "capture"]
 
 
 @pytest.mark.parametrize("numerics", ["invariant", "fast"])

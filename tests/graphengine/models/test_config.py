@@ -1,5 +1,7 @@
 """Model configs: defaults and values as transformers reads them, refusals by name."""
 
+import contextlib
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,31 @@ MINIMAL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 32,
 }
+
+
+MORE_KEYS = (
+    "attention_bias",
+    "auto_map",
+    "dtype",
+    "eos_token_id",
+    "hidden_act",
+    "layer_types",
+    "max_position_embeddings",
+    "max_window_layers",
+    "num_local_experts",
+    "original_max_position_embeddings",
+    "quantization_config",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "use_sliding_window",
+)
+# What JSON can hold instead of what is meant.
+ODD = (None, True, -1, 0, 1.5, float("nan"), "x", [], [1], ["x"], [[1]], {}, {"x": [1]})
 
 
 def raw_config(arch: str = "llama", **changes: Any) -> dict[str, Any]:
@@ -149,6 +176,19 @@ def test_biases_that_a_class_fixes_cannot_be_changed(arch: str, key: str, value:
     with pytest.raises(ValueError, match=f"{key}={value} contradicts"):
         read_hf_config(raw_config(arch, **{key: value}))
     assert read_hf_config(raw_config(arch, **{key: not value})) == read_hf_config(raw_config(arch))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("where", ["", "rope_parameters", "rope_scaling"])
+def test_a_value_of_another_kind_is_read_or_refused(arch: str, where: str) -> None:
+    """Guards a TypeError from inside for any key whose value is a list, an object or a text."""
+    rope = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "truncate": True}
+    more = {where: rope} if where else dict.fromkeys(MORE_KEYS)
+    for key, odd in itertools.product(rope if where else raw_config(**more), ODD):
+        raw = raw_config(arch, **{name: dict(value or {}) or None for name, value in more.items()})
+        (raw[where] if where else raw)[key] = odd
+        with contextlib.suppress(ValueError):
+            assert isinstance(read_hf_config(raw, generation={key: odd}), ModelConfig)
 
 
 def test_inert_values_are_accepted() -> None:

@@ -1,5 +1,8 @@
 """GGUF files: the same model as the safetensors they were made from, and as transformers reads."""
 
+import contextlib
+import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,46 @@ def test_encodings_are_dequantised_as_the_gguf_package_does(encoding: str, tmp_p
             assert torch.equal(ours.read(name).float(), unpacked), name
         else:
             assert torch.equal(ours.read(name), reference), name
+
+
+def test_encodings_that_nobody_dequantises_are_named_before_weights(tmp_path: Path) -> None:
+    """Guards a NotImplementedError in the middle of loading."""
+    path, offset, whole = header_of(tmp_path)
+    encoding = struct.pack("<I", gguf.GGMLQuantizationType.Q8_K)
+    path.write_bytes(whole[: offset + 20] + encoding + whole[offset + 24 :])
+    with pytest.raises(ValueError, match=r"token_embd\.weight has encoding Q8_K"):
+        open_model(path)
+
+
+def test_a_size_beyond_any_integer_is_no_small_one(tmp_path: Path) -> None:
+    """Guards a product of dimensions that wraps to 0, which every file has room for."""
+    path, offset, whole = header_of(tmp_path)
+    shape = struct.pack("<QQ", 1 << 32, 1 << 32)
+    path.write_bytes(whole[: offset + 4] + shape + whole[offset + 20 :])
+    with pytest.raises(ValueError, match=r"is truncated: token_embd\.weight ends at"):
+        open_model(path)
+
+
+def header_of(tmp_path: Path) -> tuple[Path, int, bytes]:
+    """A file, where the embedding's row has its number of dimensions, and the file's bytes."""
+    path = make_gguf(make_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf")
+    whole = path.read_bytes()
+    name = b"token_embd.weight"
+    return path, whole.index(name) + len(name), whole
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_header_is_read_or_refused(seed: int, tmp_path: Path) -> None:
+    """Guards a traceback, or a hang, for any byte that a bad disk has changed."""
+    path, end, whole = header_of(tmp_path)
+    rng = random.Random(seed)
+    for _ in range(25):
+        damaged = bytearray(whole)
+        for place in rng.sample(range(end + 200), rng.choice((1, 1, 4))):
+            damaged[place] = rng.choice((0, 1, 0x7F, 0xFF, rng.randrange(256)))
+        path.write_bytes(damaged)
+        with contextlib.suppress(ValueError):
+            assert open_model(path).config.num_layers > 0
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,8 @@ def test_places_without_a_loadable_model(tmp_path: Path) -> None:
     """Guards the user's first mistake: each says what was found and what would work."""
     with pytest.raises(ValueError, match=r"does not exist; allowed: .*smollm2-135m"):
         open_model(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="'~nobody-of-this-name/m' does not exist: "):
+        open_model("~nobody-of-this-name/m")
     with pytest.raises(ValueError, match="is empty"):
         open_model(tmp_path)
     (tmp_path / "notes.txt").write_text("x")

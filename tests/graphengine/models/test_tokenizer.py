@@ -1,5 +1,6 @@
 """Tokenizers: the wrapped tokenizer's ids and text, and incremental text equal to text at once."""
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -177,9 +178,12 @@ def test_without_a_template_chat_is_refused(tmp_path: Path) -> None:
 def test_broken_tokenizer_files_are_named(tmp_path: Path) -> None:
     """Guards a traceback from the depths for a damaged download."""
     directory = make_checkpoint(tmp_path)
-    (directory / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="no tokenizer can be loaded"):
-        open_model(directory).load_tokenizer()
+    file = directory / "tokenizer.json"
+    headless = {key: value for key, value in json.loads(file.read_text()).items() if key != "model"}
+    for damaged in ("{", "[]", "null", "{}", '{"model": 5}', json.dumps(headless)):
+        file.write_text(damaged)
+        with pytest.raises(ValueError, match=rf"no tokenizer can be loaded from {directory}"):
+            open_model(directory).load_tokenizer()
 
 
 def stream(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int], *, skip: bool) -> str:
