@@ -199,13 +199,7 @@ def make_decoder(
     if compiler is None:
         ops = NativeOps(dtype, model.rms_norm_eps)
     else:
-        ops = TorchOps(
-            compiler,
-            dtype,
-            model.rms_norm_eps,
-            max_rows=max(MAX_PREFILL_ROWS, sizes.max_cell_tokens),
-            intermediate_size=model.intermediate_size,
-        )
+        ops = TorchOps(compiler, dtype, model.rms_norm_eps)
     shape = AttentionShape(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,

@@ -13,7 +13,7 @@ import torch
 
 from graphengine.attention.base import AttentionBatch
 from graphengine.models.config import ModelConfig
-from graphengine.models.decoder import Decoder, LayerWeights
+from graphengine.models.decoder import Decoder
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
 
@@ -22,6 +22,7 @@ Tensor = torch.Tensor
 CONTEXTS = (1, 2, 7, 40, 63, 64, 65, 100, 127, 128, 129, 200, 256, 300)
 MOST_ROWS = 7  # of one request in such a call
 VERIFIED_BATCHES = 8
+MOST_WIDE_BYTES = 256 << 20  # of a problem as wide as the vocabulary, which has four copies of that
 VERIFIED_IDS = 4  # few token ids, so that drafts are often confirmed
 
 
@@ -55,16 +56,19 @@ def problems(
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    yield from _row_problems(decoder, rows, random)
-    yield from _linear_problems(decoder, decoder.weights.layers[0], rows, random)
+    wide = max(1, min(rows, MOST_WIDE_BYTES // (16 * decoder.config.vocab_size)))
+    yield from _row_problems(decoder, rows, wide, random)
+    yield from _linear_problems(decoder, rows, wide, random)
     yield _prefill_problem(decoder, rows, max_model_len, random)
     yield _requests_problem(decoder, max_model_len, random)
     yield _verifier_problem(verifier, generator)
 
 
-def _row_problems(decoder: Decoder, rows: int, random: Callable[..., Tensor]) -> Iterator[Problem]:
+def _row_problems(
+    decoder: Decoder, rows: int, wide: int, random: Callable[..., Tensor]
+) -> Iterator[Problem]:
     config, ops, layer = decoder.config, decoder.ops, decoder.weights.layers[0]
-    hidden, logits = random(rows, config.hidden_size), random(rows, config.vocab_size)
+    hidden, logits = random(rows, config.hidden_size), random(wide, config.vocab_size)
     token_ids = (torch.arange(rows, dtype=torch.int32) * 7919) % config.vocab_size
 
     def embed(low: int, high: int) -> Tensor:
@@ -87,21 +91,23 @@ def _row_problems(decoder: Decoder, rows: int, random: Callable[..., Tensor]) ->
         ops.argmax(out, logits[low:high])
         return out
 
-    for piece in (embed, rms_norm, gate_up, argmax):
+    for piece in (embed, rms_norm, gate_up):
         yield Problem(piece.__name__, rows, piece)
+    yield Problem("argmax", wide, argmax)
 
 
 def _linear_problems(
-    decoder: Decoder, layer: LayerWeights, rows: int, random: Callable[..., Tensor]
+    decoder: Decoder, rows: int, wide: int, random: Callable[..., Tensor]
 ) -> Iterator[Problem]:
+    layer = decoder.weights.layers[0]
     matrices = {
-        "qkv": (layer.qkv, layer.qkv_bias),
-        "o": (layer.o, layer.o_bias),
-        "down": (layer.down, None),
-        "lm_head": (decoder.weights.lm_head, None),
+        "qkv": (layer.qkv, layer.qkv_bias, rows),
+        "o": (layer.o, layer.o_bias, rows),
+        "down": (layer.down, None, rows),
+        "lm_head": (decoder.weights.lm_head, None, wide),
     }
-    for name, (weight, bias) in matrices.items():
-        x, residual = random(rows, weight.shape[1]), random(rows, weight.shape[0])
+    for name, (weight, bias, num_rows) in matrices.items():
+        x, residual = random(num_rows, weight.shape[1]), random(num_rows, weight.shape[0])
 
         def linear(
             low: int,
@@ -115,7 +121,7 @@ def _linear_problems(
             decoder.ops.linear(out, x[low:high], weight, bias, add=True)
             return out
 
-        yield Problem(f"linear {name}", rows, linear)
+        yield Problem(f"linear {name}", num_rows, linear)
 
 
 def _prefill_problem(

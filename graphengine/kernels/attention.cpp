@@ -86,7 +86,7 @@ struct Cursor {
         kv_head(head) {}
   // Key of the position; its value lies one plane further.
   const T* key() const {
-    return p.kv_cache + (*block * 2 * p.block_size + offset) * p.Hkv * p.D + kv_head * p.D;
+    return p.kv_cache + (int64_t{*block} * 2 * p.block_size + offset) * p.Hkv * p.D + kv_head * p.D;
   }
   void step() {
     if (++offset < p.block_size) return;

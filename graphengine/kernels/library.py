@@ -17,9 +17,6 @@ from graphengine.kernels.build import Built, build
 Kind = Literal["pointer", "int"]
 
 MAX_HEAD_DIM: Final = 256  # kMaxHeadDim of attend.h, the size of the kernels' workspaces
-# attend.h's kChunk, and the widest vector of vec.h.
-ATTENTION_CHUNK: Final = 64
-MAX_LANES: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,14 +120,3 @@ def address(name: str) -> int:
     if name not in FUNCTIONS:
         raise ValueError(f"no kernel named {name!r}; there are: {', '.join(sorted(FUNCTIONS))}")
     return ctypes.cast(getattr(load(), name), ctypes.c_void_p).value or 0
-
-
-def attention_scratch_floats(
-    *, num_tokens: int, num_heads: int, head_dim: int, max_context: int
-) -> int:
-    """Floats of scratch with which paged_attention can split few rows over threads.
-
-    With less it walks the chunks on fewer threads: the same bits, later.
-    """
-    chunks = -(-max_context // ATTENTION_CHUNK) + 1
-    return num_tokens * num_heads * chunks * (head_dim + 2 * MAX_LANES)

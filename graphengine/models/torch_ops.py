@@ -1,8 +1,8 @@
 """TorchOps: LayerOps whose glue is torch code, compiled by inductor or run as it is.
 
-Linears and attention stay with the CPU kernels, which are row-invariant; norms, rotation,
-activation, embedding and argmax are the functions below. Slower on CPU than `NativeOps` (more and
-smaller calls), and the form that other devices share.
+Linears (the activation between two of them included) and attention stay with the CPU kernels, which
+are row-invariant; norms, rotation, embedding and argmax are the functions below. Slower on CPU than
+`NativeOps` (more and smaller calls), and the form that other devices share.
 """
 
 from __future__ import annotations
@@ -23,25 +23,13 @@ class TorchOps:
         compiler: says whether pieces are compiled.
         dtype: of matrices and KV.
         rms_norm_eps: of every norm.
-        max_rows, intermediate_size: size of the one activation buffer that only this implementation
-            needs.
     """
 
-    def __init__(
-        self,
-        compiler: PieceCompiler,
-        dtype: torch.dtype,
-        rms_norm_eps: float,
-        *,
-        max_rows: int,
-        intermediate_size: int,
-    ) -> None:
+    def __init__(self, compiler: PieceCompiler, dtype: torch.dtype, rms_norm_eps: float) -> None:
         self._native = NativeOps(dtype, rms_norm_eps)
         self._eps = torch.tensor([rms_norm_eps])
-        self._gate_up_rows = torch.zeros(max_rows, 2 * intermediate_size)
         self._embed = compiler.piece("embed", embed, dynamic_rows=(0, 2))
         self._rms_norm = compiler.piece("rms_norm", rms_norm, dynamic_rows=(0, 1))
-        self._silu_mul = compiler.piece("silu_mul", silu_mul, dynamic_rows=(0, 1))
         self._rotate = compiler.piece("rotate", rotate, dynamic_rows=(0, 3))
         self._norm_heads = compiler.piece("norm_heads", norm_heads, dynamic_rows=(0,))
         self._write_kv = compiler.piece("write_kv", write_kv, dynamic_rows=(1, 2))
@@ -65,9 +53,9 @@ class TorchOps:
         self._native.linear(out, x, weight, bias, add=add)
 
     def gate_up(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
-        both = self._gate_up_rows[: x.shape[0]]
-        self._native.linear(both, x, weight)
-        self._silu_mul(out, both)
+        # Torch's own silu rounds the last numbers of a thread's range otherwise than the others, so
+        # that a row's bits would depend on how many rows there are.
+        self._native.gate_up(out, x, weight)
 
     def rope_write(
         self,
@@ -96,12 +84,6 @@ def embed(out: Tensor, table: Tensor, token_ids: Tensor) -> None:
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: Tensor) -> None:
     """out [T, hidden] = RMSNorm(x) * weight (Zhang and Sennrich 2019, eq. 4)."""
     out.copy_(_normalised(x, eps) * weight)
-
-
-def silu_mul(out: Tensor, gate_up: Tensor) -> None:
-    """out [T, i] = silu(gate) * up, of gate_up [T, 2 i]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    out.copy_(torch.nn.functional.silu(gate) * up)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, num_kv_heads: int) -> None:

@@ -57,6 +57,17 @@ def test_what_the_probe_depends_on_is_in_its_key(checkpoints: Checkpoints) -> No
         assert key_of(engines[0], **changes) not in keys
 
 
+def test_a_start_without_the_probe_says_so(
+    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A guarantee that is dropped in silence."""
+    for numerics in ("fast", "invariant"):
+        caplog.clear()
+        engine = replace(SETUP, numerics=numerics).start(checkpoints.get())
+        assert ("a stream may change" in caplog.text) == (numerics == "fast")
+        assert engine.capture_report().endswith(f"numerics {numerics}")
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_number_of_threads_is_in_the_key(threads: int, checkpoints: Checkpoints) -> None:
     """Schedules that depend on the threads, passed with others."""
