@@ -18,7 +18,7 @@ import torch
 from capture.shapes import ShapeKey
 
 Role = Literal["input", "scratch", "output"]
-Dim = int | str  # a size, or a symbol: R, R+1, Q or T
+Dim = int | str  # a size, or a symbol: R, R+1 or T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class BufferSpec:
     fill: float | int = 0  # value of the padding rows, rewritten each step for inputs
     cells_only: bool = False  # not part of prefill views, so sized by the largest cell alone
 
-    def resolve(self, *, num_reqs: int, num_tokens: int, query_len: int) -> tuple[int, ...]:
-        sizes = {"R": num_reqs, "R+1": num_reqs + 1, "T": num_tokens, "Q": query_len}
+    def resolve(self, *, num_reqs: int, num_tokens: int) -> tuple[int, ...]:
+        sizes = {"R": num_reqs, "R+1": num_reqs + 1, "T": num_tokens}
         return tuple(d if isinstance(d, int) else sizes[d] for d in self.shape)
 
 
@@ -46,26 +46,12 @@ def garbage(dtype: torch.dtype, *, largest: bool = False) -> float | int:
     return torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
 
 
-def _num_elements(
-    spec: BufferSpec,
-    *,
-    max_num_reqs: int,
-    max_num_tokens: int,
-    max_cell_tokens: int,
-    max_query_len: int,
-) -> int:
-    num_tokens = max_cell_tokens if spec.cells_only else max(max_num_tokens, max_cell_tokens)
-    return math.prod(
-        spec.resolve(num_reqs=max_num_reqs, num_tokens=num_tokens, query_len=max_query_len)
-    )
-
-
 class StaticBuffers:
     """The storages behind all cells; views of them by shape.
 
     Args:
         specs: the declarations; names must be distinct.
-        max_num_reqs, max_query_len: the largest R and Q of any view.
+        max_num_reqs: the largest R of any view.
         max_num_tokens: the largest T of a prefill view.
         max_cell_tokens: the largest T of a cell.
         device: where the storages live.
@@ -78,7 +64,6 @@ class StaticBuffers:
         max_num_reqs: int,
         max_num_tokens: int,
         max_cell_tokens: int,
-        max_query_len: int,
         device: torch.device,
     ) -> None:
         self.device = device
@@ -86,13 +71,8 @@ class StaticBuffers:
         self._storages: dict[str, torch.Tensor] = {}
         for spec in specs:
             assert spec.name not in self.specs, f"buffer {spec.name} declared twice"
-            size = _num_elements(
-                spec,
-                max_num_reqs=max_num_reqs,
-                max_num_tokens=max_num_tokens,
-                max_cell_tokens=max_cell_tokens,
-                max_query_len=max_query_len,
-            )
+            most = max_cell_tokens if spec.cells_only else max(max_num_tokens, max_cell_tokens)
+            size = math.prod(spec.resolve(num_reqs=max_num_reqs, num_tokens=most))
             self.specs[spec.name] = spec
             self._storages[spec.name] = torch.full(
                 (size,), spec.fill, dtype=spec.dtype, device=device
@@ -105,7 +85,7 @@ class StaticBuffers:
     def cell(self, key: ShapeKey) -> dict[str, torch.Tensor]:
         """Views, by name, of the leading elements of every storage in the cell's shape."""
         return {
-            name: self._view(spec, key.num_reqs, key.num_tokens, key.query_len)
+            name: self._view(spec, key.num_reqs, key.num_tokens)
             for name, spec in self.specs.items()
         }
 
@@ -116,15 +96,13 @@ class StaticBuffers:
     def prefill(self, *, num_reqs: int, num_tokens: int) -> dict[str, torch.Tensor]:
         """Views for a varlen forward of `num_tokens` rows over `num_reqs` requests."""
         return {
-            name: self._view(spec, num_reqs, num_tokens, 1)
+            name: self._view(spec, num_reqs, num_tokens)
             for name, spec in self.specs.items()
             if not spec.cells_only
         }
 
-    def _view(
-        self, spec: BufferSpec, num_reqs: int, num_tokens: int, query_len: int
-    ) -> torch.Tensor:
-        shape = spec.resolve(num_reqs=num_reqs, num_tokens=num_tokens, query_len=query_len)
+    def _view(self, spec: BufferSpec, num_reqs: int, num_tokens: int) -> torch.Tensor:
+        shape = spec.resolve(num_reqs=num_reqs, num_tokens=num_tokens)
         storage, size = self._storages[spec.name], math.prod(shape)
         assert size <= storage.numel(), f"{spec.name} {shape} is larger than its static buffer"
         return storage[:size].view(shape)

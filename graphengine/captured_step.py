@@ -62,7 +62,6 @@ def make_buffers(model: ModelConfig, sizes: RunnerSizes, device: torch.device) -
         max_num_reqs=sizes.num_state_rows,
         max_num_tokens=MAX_PREFILL_ROWS,
         max_cell_tokens=sizes.max_cell_tokens,
-        max_query_len=sizes.max_draft_tokens + 1,
         device=device,
     )
 

@@ -133,10 +133,11 @@ def _resolve_batched_tokens(config: EngineConfig, max_model_len: int, max_draft_
     batched = config.max_num_batched_tokens
     if batched is None:
         return max(DEFAULT_BATCHED_TOKENS, rows_of_decode, whole_prompt)
-    if batched < max_draft_tokens + 1:
+    least = max(config.max_num_seqs, max_draft_tokens + 1)
+    if batched < least:
         raise ValueError(
-            f"max_draft_tokens={max_draft_tokens}: one request's verify step takes "
-            f"{max_draft_tokens + 1} rows and max_num_batched_tokens={batched}; lower "
-            f"max_draft_tokens to {batched - 1} or raise max_num_batched_tokens"
+            f"max_num_batched_tokens={batched}: expected an integer >= {least}, a row for each of "
+            f"max_num_seqs={config.max_num_seqs} requests, and the {max_draft_tokens + 1} rows of "
+            f"one verify step of max_draft_tokens={max_draft_tokens}"
         )
     return batched

@@ -24,8 +24,9 @@ from typing import Any
 
 from graphengine import LLM, CacheConfig, CaptureConfig, SamplingParams, SpeculativeConfig
 from graphengine.bench.environment import command_line, commit, describe
+from graphengine.bench.pairs import parting
 from graphengine.bench.results_file import check_target, write_json
-from graphengine.bench.workloads import Prompt, load_workloads
+from graphengine.bench.workloads import Prompt, encode, load_workloads
 
 PROMPTS = Path(__file__).parent / "prompts" / "identity.json"
 LEVELS: dict[str, tuple[Any, ...]] = {
@@ -135,9 +136,8 @@ def compare(reference: Sequence[list[int]], streams: Sequence[list[int]]) -> lis
     """Where streams differ: prompt, position, and how many tokens are not the reference's."""
     different = []
     for index, (want, got) in enumerate(zip(reference, streams, strict=True)):
-        if want != got:
-            same = itertools.takewhile(lambda ab: ab[0] == ab[1], zip(want, got, strict=False))
-            position = sum(1 for _ in same)
+        position = parting(want, got)
+        if position is not None:
             tokens = max(len(want), len(got)) - position
             different.append({"prompt": index, "position": position, "tokens": tokens})
     return different
@@ -169,18 +169,11 @@ def step_cost(on: dict[str, Any], off: dict[str, Any]) -> float:
 
 def run_cell(cell: Cell, args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str, Any]:
     with cell.open(args.model, args.dtype) as llm:
-        ids = [encode(llm, prompt) for prompt in prompts]
+        ids = [encode(llm.engine.tokenizer, prompt) for prompt in prompts]
         off = run_pass(llm, ids, args.max_tokens, 0)
         on = run_pass(llm, ids, args.max_tokens, cell.max_draft_tokens)
         late = llm.stats().compile_events_after_warmup
     return {"off": off, "on": on, "compile_events_after_warmup": late}
-
-
-def encode(llm: LLM, prompt: Prompt) -> list[int]:
-    if prompt.chat:
-        return llm.chat_prompt([{"role": "user", "content": prompt.text}])
-    assert llm.engine.tokenizer is not None, "the model has no tokenizer"
-    return llm.engine.tokenizer.encode(prompt.text)
 
 
 def summarise(cell: Cell, result: dict[str, Any], reference: Sequence[list[int]]) -> dict[str, Any]:

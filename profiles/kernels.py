@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capture.ops import WORDS_PER_CALL
-from graphengine.kernels.library import attention_scratch_floats, load
+from graphengine.attention.cpu import SCRATCH_FLOATS
+from graphengine.kernels.library import load
 from graphengine.kernels.ops import native_op
 
 LAYERS = 30
@@ -123,14 +124,11 @@ def attention(contexts: list[int], seconds: float) -> None:
         qkv, out = torch.randn(rows, QKV), torch.empty(rows, HEADS * HEAD_DIM)
         starts = torch.tensor([0, rows], dtype=torch.int32)
         positions = torch.arange(context - rows, context, dtype=torch.int32)
-        floats = attention_scratch_floats(
-            num_tokens=rows, num_heads=HEADS, head_dim=HEAD_DIM, max_context=context
-        )
-        scratch = torch.empty(floats)
+        scratch = torch.empty(SCRATCH_FLOATS)
         calls = [
             call(
                 "paged_attention_bf16", out, qkv, cache, table, starts, positions, 1, blocks,
-                HEADS, KV_HEADS, HEAD_DIM, BLOCK, 0, scratch, floats,
+                HEADS, KV_HEADS, HEAD_DIM, BLOCK, 0, scratch, SCRATCH_FLOATS,
             )
             for cache in caches
         ]  # fmt: skip

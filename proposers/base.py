@@ -87,20 +87,20 @@ class Draft:
         return draft
 
     def validate(self, inputs: ProposeInputs, vocab_size: int) -> None:
-        """Assert that this answers inputs as promised; the AssertionError names the row."""
+        """Raise AssertionError, naming the row, where this does not answer inputs as promised."""
         num_reqs, k = inputs.num_reqs, inputs.k
-        assert self.token_ids.shape == (num_reqs, k), (
-            f"draft token_ids have shape {self.token_ids.shape}, expected {(num_reqs, k)}"
-        )
-        assert self.num_draft_tokens.shape == (num_reqs,), (
-            f"draft lengths have shape {self.num_draft_tokens.shape}, expected ({num_reqs},)"
-        )
-        for field, array in (("token_ids", self.token_ids), ("lengths", self.num_draft_tokens)):
-            assert array.dtype == np.int32, f"draft {field} are {array.dtype}, expected int32"
-        if self.probs is not None:
-            expected = (num_reqs, k, vocab_size)
-            assert tuple(self.probs.shape) == expected, (
-                f"draft probs have shape {tuple(self.probs.shape)}, expected {expected}"
+        for field, array, expected in (
+            ("token_ids", self.token_ids, (num_reqs, k)),
+            ("lengths", self.num_draft_tokens, (num_reqs,)),
+        ):
+            if array.shape != expected or array.dtype != np.int32:
+                raise AssertionError(
+                    f"draft {field} are {array.dtype} {array.shape}, expected int32 {expected}"
+                )
+        if self.probs is not None and self.probs.shape != (num_reqs, k, vocab_size):
+            raise AssertionError(
+                f"draft probs have shape {tuple(self.probs.shape)}, expected "
+                f"{(num_reqs, k, vocab_size)}"
             )
         _fail_on_first_row(
             (self.num_draft_tokens < 0) | (self.num_draft_tokens > inputs.num_draft_tokens),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from graphengine.bench.measure import BatchRun, run_batch
@@ -181,9 +182,14 @@ def first_difference(
 ) -> Difference | None:
     """Where the streams of a batch part first; None where they are identical."""
     for prompt_id, left, right in zip(prompt_ids, off, on, strict=True):
-        for position in range(max(len(left), len(right))):
-            a = left[position] if position < len(left) else None
-            b = right[position] if position < len(right) else None
-            if a != b:
-                return Difference(prompt_id=prompt_id, position=position, off=a, on=b)
+        position = parting(left, right)
+        if position is not None:
+            a, b = (dict(enumerate(stream)).get(position) for stream in (left, right))
+            return Difference(prompt_id=prompt_id, position=position, off=a, on=b)
     return None
+
+
+def parting(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """The position where two streams part, one that ends before the other included; or None."""
+    pairs = zip_longest(left, right)
+    return next((position for position, (a, b) in enumerate(pairs) if a != b), None)

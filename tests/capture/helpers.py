@@ -85,7 +85,6 @@ def make_buffers(*, max_num_seqs: int = 8, max_draft_tokens: int = 3) -> StaticB
         max_num_reqs=max_num_seqs,
         max_num_tokens=16,
         max_cell_tokens=max_num_seqs * (max_draft_tokens + 1),
-        max_query_len=max_draft_tokens + 1,
         device=torch.device("cpu"),
     )
 

@@ -13,7 +13,7 @@ SPECS = (
     BufferSpec(name="ids", shape=("T",), dtype=torch.int32, role="input", fill=-1),
     BufferSpec(name="table", shape=("R", 5), dtype=torch.int32, role="input"),
     BufferSpec(name="starts", shape=("R+1",), dtype=torch.int32, role="input"),
-    BufferSpec(name="mask", shape=("R", "Q"), dtype=torch.bool, role="input", cells_only=True),
+    BufferSpec(name="mask", shape=("T", 3), dtype=torch.bool, role="input", cells_only=True),
     BufferSpec(name="hidden", shape=("T", 4), dtype=torch.bfloat16, role="scratch"),
     BufferSpec(
         name="logits", shape=("T", 9), dtype=torch.float32, role="output", fill=0.5, cells_only=True
@@ -27,7 +27,6 @@ def sizes(max_num_reqs: int = 6, query_len: int = 7, prefill: int = 32) -> dict[
         "max_num_reqs": max_num_reqs,
         "max_num_tokens": prefill,
         "max_cell_tokens": max_num_reqs * query_len,
-        "max_query_len": query_len,
     }
 
 
@@ -53,7 +52,7 @@ def test_every_cell_of_a_table_fits(max_num_seqs: int, max_draft_tokens: int, pr
         assert views["ids"].shape == (key.num_tokens,)
         assert views["table"].shape == (key.num_reqs, 5)
         assert views["starts"].shape == (key.num_reqs + 1,)
-        assert views["mask"].shape == (key.num_reqs, key.query_len)
+        assert views["mask"].shape == (key.num_tokens, 3)
         assert views["logits"].shape == (key.num_tokens, 9)
         assert views["packed"].shape == (6, 3)
 

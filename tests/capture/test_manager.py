@@ -234,7 +234,6 @@ def test_the_need_is_known_before_anything_is_allocated() -> None:
         max_num_reqs=8,
         max_num_tokens=1 << 50,
         max_cell_tokens=32,
-        max_query_len=4,
         device=torch.device("meta"),
     ).num_bytes
     with pytest.raises(ValueError, match=f"static buffers need {need} bytes, graphs 0"):

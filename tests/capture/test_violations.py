@@ -404,7 +404,6 @@ def test_a_tape_over_boolean_and_float_inputs_records() -> None:
         max_num_reqs=2,
         max_num_tokens=6,
         max_cell_tokens=6,
-        max_query_len=3,
         device=torch.device("cpu"),
     )
     Bench(buffers, Step()).tape(debug=True)

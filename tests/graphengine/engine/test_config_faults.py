@@ -81,11 +81,11 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
             "max_num_seqs": 2,
             "max_num_batched_tokens": 4,
         },
-        "max_draft_tokens=6.*max_num_batched_tokens=4.*to 3",
+        "max_num_batched_tokens=4: .* >= 7.*max_num_seqs=2.*max_draft_tokens=6",
     ),
     "seqs-above-budget": (
         lambda: {"max_num_seqs": 8, "max_num_batched_tokens": 4},
-        "max_num_batched_tokens=4",
+        "max_num_batched_tokens=4: .* >= 8",
     ),
     "ladder-above-k": (
         lambda: {"speculative": "ngram:2", "capture": CaptureConfig(draft_lengths=(4,))},
