@@ -61,11 +61,11 @@ def test_a_start_without_the_probe_says_so(
     checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A guarantee that is dropped in silence."""
-    for numerics in ("fast", "invariant"):
+    for mode in ("fast", "invariant"):
         caplog.clear()
-        engine = replace(SETUP, numerics=numerics).start(checkpoints.get())
-        assert ("a stream may change" in caplog.text) == (numerics == "fast")
-        assert engine.capture_report().endswith(f"numerics {numerics}")
+        engine = replace(SETUP, numerics=mode).start(checkpoints.get())
+        assert ("a stream may change" in caplog.text) == (mode == "fast")
+        assert engine.capture_report().endswith(f"numerics {mode}")
 
 
 @pytest.mark.parametrize("threads", [1, 3])
