@@ -141,7 +141,10 @@ class SpeculativeConfig:
         method, colon, length = text.strip().partition(":")
         if colon and not (length.isascii() and length.isdecimal()):
             raise ValueError(f"{source}={text!r}: expected off, NAME or NAME:K with K an integer")
-        return cls(method, max_draft_tokens=int(length)) if length else cls(method)
+        try:
+            return cls(method, max_draft_tokens=int(length)) if length else cls(method)
+        except ValueError as error:
+            raise ValueError(f"{source}={text!r}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

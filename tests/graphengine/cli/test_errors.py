@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import graphengine
+from graphengine import cli as entry
 from graphengine.cli.app import run
 from graphengine.cli.console import show_anything
 from tests.graphengine.cli.conftest import SMALL, Cli
@@ -36,7 +38,10 @@ MISSING = "/nonexistent/path"
         (["chat", "MODEL", "--max-tokens", "0"], "max_tokens=0"),
         (["capture-plan", "MODEL", "--capture-config", sys.executable], "not valid TOML"),
         (["generate", "MODEL", "hi", "--dtype", "int3"], "dtype='int3': allowed are auto"),
-        (["generate", "MODEL", "hi", "--speculate", "nope"], "unknown proposer 'nope'"),
+        (
+            ["generate", "MODEL", "hi", "--speculate", "nope"],
+            "speculative='nope': unknown proposer 'nope'",
+        ),
         (["generate", "MODEL", "hi", "--speculate", "ngram:x"], "expected off, NAME or NAME:K"),
         (["generate", "MODEL", "hi", "--speculate", "ngram:99"], "max_draft_tokens=99"),
         (["generate", "MODEL", "hi", "--graph", "disk"], "graph='disk'"),
@@ -139,6 +144,41 @@ def test_a_prompt_that_does_not_fit(cli: Cli, checkpoint: Path) -> None:
     assert result.code == 2
     assert "graphengine: error: " in result.err.splitlines()[-1]
     assert "Traceback" not in result.err
+
+
+def test_ctrl_c_while_the_program_loads_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against pages of traceback in the seconds that torch takes to load."""
+
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "import_module", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        entry.main()
+    assert caught.value.code == 130
+    program = "import graphengine.cli, sys; sys.exit('torch' in sys.modules)"
+    root = Path(__file__).resolve().parents[3]
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=True)
+
+
+def test_the_package_has_its_names() -> None:
+    """Guards a public name that lazy loading has lost."""
+    for name in graphengine.__all__:
+        assert name in dir(graphengine)
+        assert getattr(graphengine, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = graphengine.Nothing
+
+
+def test_a_prompt_in_the_place_of_the_model_is_seen(cli: Cli, tmp_path: Path) -> None:
+    """Guards the first command that everybody types, answered by "no prompt"."""
+    result = cli("generate", "What is the moon?")
+    assert result.code == 2
+    assert "model 'What is the moon?' does not exist; allowed: a Hugging Face" in result.err
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    result = cli("generate", "smollm2-135m", "--file", empty)
+    assert f"--file {empty}: is empty" in result.err
 
 
 def test_ctrl_c_exits_130(checkpoint: Path) -> None:

@@ -262,6 +262,9 @@ def test_places_without_a_loadable_model(tmp_path: Path) -> None:
     """Guards the user's first mistake: each says what was found and what would work."""
     with pytest.raises(ValueError, match=r"does not exist; allowed: .*smollm2-135m"):
         open_model(tmp_path / "nowhere")
+    for nothing in ("", None, 3):
+        with pytest.raises(ValueError, match=f"model={nothing!r}: expected a Hugging Face"):
+            open_model(nothing)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'~nobody-of-this-name/m' does not exist: "):
         open_model("~nobody-of-this-name/m")
     with pytest.raises(ValueError, match="is empty"):
