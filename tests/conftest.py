@@ -5,6 +5,7 @@ when they are imported, and conftest.py is imported before any test module.
 """
 
 import os
+import signal
 import socket
 from typing import Any
 
@@ -14,6 +15,10 @@ for _name in [name for name in os.environ if name.startswith("GRAPHENGINE_")]:
     # A developer's defaults must not decide what a test sees. The compile cache may stay.
     if _name != "GRAPHENGINE_CACHE_DIR":
         del os.environ[_name]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So do shells start what they start in the background; the tests of Ctrl-C need it to arrive.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

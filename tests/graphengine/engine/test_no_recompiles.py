@@ -77,8 +77,15 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("graph", ["tape", "compiled"])
-@pytest.mark.parametrize("compile_mode", ["native", "inductor"])
+@pytest.mark.parametrize(
+    ("compile_mode", "graph"),
+    [
+        ("native", "tape"),
+        ("native", "compiled"),
+        ("inductor", "tape"),
+        pytest.param("inductor", "compiled", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_happens_after_start(
     compile_mode: str, graph: str, checkpoints: Checkpoints
 ) -> None:

@@ -128,6 +128,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_start_from_a_damaged_cache_rebuilds_it(
     damage: str,
