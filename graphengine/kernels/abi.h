@@ -43,5 +43,13 @@ EXPORT void greedy_verify(int32_t* packed, const int32_t* target_ids, const int3
                           const int32_t* query_len, const int32_t* num_draft_tokens,
                           const int32_t* stop_ids, const int32_t* max_new_tokens, int64_t rows,
                           int64_t width, int64_t num_stop_ids);
+EXPORT void process_logits(float* out, const float* logits, const int32_t* token_ids,
+                           const int32_t* query_len, const int32_t* state_rows,
+                           const void* settings, const int32_t* counts, const uint8_t* in_prompt,
+                           const int32_t* bias_ids, const float* bias_values, const int32_t* mask,
+                           int64_t T, int64_t V, int64_t max_bias);
+EXPORT void sample_rows(int32_t* target_ids, const float* processed, const int32_t* positions,
+                        const int32_t* query_len, const int32_t* state_rows, const void* settings,
+                        int64_t T, int64_t V);
 EXPORT void run_calls(const int64_t* program, int64_t n_calls);
 EXPORT int64_t vector_lanes();

@@ -77,6 +77,17 @@ FUNCTIONS: Final = MappingProxyType(
                 "packed target_ids token_ids query_len num_draft_tokens stop_ids max_new_tokens",
                 "rows width num_stop_ids",
             ),
+            _function(
+                "process_logits",
+                "out logits token_ids query_len state_rows settings counts in_prompt bias_ids "
+                "bias_values mask",
+                "T V max_bias",
+            ),
+            _function(
+                "sample_rows",
+                "target_ids processed positions query_len state_rows settings",
+                "T V",
+            ),
             _function("run_calls", "program", "n_calls"),
         )
     }
