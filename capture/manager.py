@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -68,7 +68,8 @@ class CaptureManager:
         table: the cells.
         buffers: the static storages that all cells share.
         config: graph kind, laziness, budget.
-        fn, prepare: the step and the filler of its inputs.
+        steps: what a cell runs, by tier.
+        prepare: the filler of a cell's inputs.
         run_program: native loop for `TapeGraph`.
 
     Raises:
@@ -81,7 +82,7 @@ class CaptureManager:
         buffers: StaticBuffers,
         config: CaptureConfig,
         *,
-        fn: StepFn,
+        steps: Mapping[str, StepFn],
         prepare: PrepareFn,
         run_program: ProgramRunner,
     ) -> None:
@@ -90,7 +91,7 @@ class CaptureManager:
         self.config = config
         self.kind = resolve_graph_kind(config, buffers.device)
         self.stats = CaptureStats()
-        self._fn = fn
+        self._steps = steps
         self._prepare = prepare
         self._run_program = run_program
         self._graphs: dict[ShapeKey, Graph] = {}
@@ -108,7 +109,7 @@ class CaptureManager:
         keys = list(self.table)
         for key in warm_up_cells(keys):
             self._prepare(key, 0)
-            self._fn(self.buffers.cell(key))
+            self._steps[key.tier](self.buffers.cell(key))
         if self.config.lazy:
             return
         for index, key in enumerate(keys):
@@ -178,7 +179,7 @@ class CaptureManager:
         except MemoryBudgetError as error:
             logger.warning("cell %s runs uncaptured: %s", key, error)
             self._over_budget.add(key)
-            self._graphs[key] = EagerGraph(self._fn, self.buffers, key)
+            self._graphs[key] = EagerGraph(self._steps[key.tier], self.buffers, key)
             return self._graphs[key]
         finally:
             self.buffers.restore(inputs)
@@ -194,11 +195,11 @@ class CaptureManager:
 
     def _make_graph(self, key: ShapeKey) -> Graph:
         if self.kind == "eager":
-            return EagerGraph(self._fn, self.buffers, key)
+            return EagerGraph(self._steps[key.tier], self.buffers, key)
         if self.kind == "compiled":
-            return CompiledGraph(self._fn, self.buffers, key)
+            return CompiledGraph(self._steps[key.tier], self.buffers, key)
         return TapeGraph(
-            self._fn,
+            self._steps[key.tier],
             self.buffers,
             key,
             prepare=lambda variant: self._prepare(key, variant),
@@ -249,12 +250,12 @@ def check_memory_budget(config: CaptureConfig, buffer_bytes: int, graph_bytes: i
 def warm_up_cells(keys: Sequence[ShapeKey]) -> list[ShapeKey]:
     """Of the table's cells, those whose run compiles every piece for all of them.
 
-    Pieces are compiled for one row, and once for any number of more.
+    Pieces are compiled for one row, and once for any number of more; tiers have their own.
     """
-    smallest = min(keys, key=lambda key: key.num_tokens)
-    several = [key for key in keys if key.num_tokens > 1]
-    many = min(several, key=lambda key: key.num_tokens, default=smallest)
-    return list(dict.fromkeys((smallest, many)))
+    cells: dict[tuple[str, bool], ShapeKey] = {}
+    for key in sorted(keys, key=lambda key: key.num_tokens):
+        cells.setdefault((key.tier, key.num_tokens > 1), key)
+    return list(cells.values())
 
 
 def resolve_graph_kind(config: CaptureConfig, device: torch.device) -> str:

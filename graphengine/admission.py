@@ -23,13 +23,14 @@ def make_request(
     tokenizer: Tokenizer | None,
     resolved: ResolvedConfig,
     cache_salt: str | None = None,
+    seed: int = 0,
 ) -> Request:
     """Tokenise and check.
 
     Args:
         prompt: text, or token ids in [0, vocab_size).
         tokenizer: None where the checkpoint has none; text is refused then.
-        cache_salt: see `Request`.
+        cache_salt, seed: see `Request`.
 
     Raises:
         ValueError: an argument of another kind, an empty prompt or salt, text without a tokenizer,
@@ -46,10 +47,13 @@ def make_request(
         max_model_len=resolved.sizes.max_model_len,
         eos_token_ids=resolved.model.eos_token_ids,
         cache_salt=cache_salt,
+        seed=seed,
     )
     vocab_size = resolved.model.vocab_size
     _check_ids(request_id, "prompt token", request.prompt_token_ids, vocab_size)
     _check_ids(request_id, "stop token", list(request.stop_token_ids), vocab_size)
+    _check_ids(request_id, "logit_bias", [token for token, _ in params.bias], vocab_size)
+    _check_allowed(request, vocab_size)
     if len(request.stop_token_ids) > MAX_STOP_IDS:
         raise ValueError(
             f"request {request_id!r}: {len(request.stop_token_ids)} stop token ids, the model's "
@@ -82,4 +86,16 @@ def _check_ids(request_id: str, what: str, ids: Sequence[int], vocab_size: int) 
     if largest >= vocab_size:
         raise ValueError(
             f"request {request_id!r}: {what} id {largest} is outside the vocabulary of {vocab_size}"
+        )
+
+
+def _check_allowed(request: Request, vocab_size: int) -> None:
+    allowed = request.params.allowed_token_ids
+    if allowed is None:
+        return
+    _check_ids(request.request_id, "allowed token", allowed, vocab_size)
+    if request.params.min_tokens and request.stop_token_ids.issuperset(allowed):
+        raise ValueError(
+            f"request {request.request_id!r}: allowed_token_ids={allowed} are all stop ids, which "
+            f"leaves nothing to emit before min_tokens={request.params.min_tokens} are out"
         )

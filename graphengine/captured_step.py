@@ -16,6 +16,8 @@ from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, ForwardBuffers, ForwardInputs
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import MAX_PREFILL_ROWS, RunnerSizes
+from graphengine.sampling.cpu import NativeSampler
+from graphengine.sampling.state import mask_words
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
 
 Views = Mapping[str, torch.Tensor]
@@ -34,6 +36,8 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
         _input("num_draft_tokens", (rows,), cells_only=True),
         _input("stop_ids", (rows, MAX_STOP_IDS), fill=NO_STOP, cells_only=True),
         _input("max_new_tokens", (rows,), fill=1, cells_only=True),
+        _input("state_rows", (rows,), fill=sizes.max_num_seqs, cells_only=True),
+        _input("mask", ("T", mask_words(model.vocab_size)), fill=-1, cells_only=True),
         _activation("hidden", model.hidden_size),
         _activation("normed", model.hidden_size),
         _activation("qkv", model.q_size + 2 * model.kv_size),
@@ -44,6 +48,13 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
             shape=("T", model.vocab_size),
             dtype=torch.float32,
             role="output",
+            cells_only=True,
+        ),
+        BufferSpec(
+            name="processed",
+            shape=("T", model.vocab_size),
+            dtype=torch.float32,
+            role="scratch",
             cells_only=True,
         ),
         BufferSpec(
@@ -71,13 +82,21 @@ class CapturedStep:
 
     Args:
         decoder: the target model.
+        sampler: chooses the target's token for every row; None: the most likely one.
         verify: the verifier.
         buffers: where the views come from; the verifier looks at whole storages, so that its shapes
             do not depend on the cell and it is compiled once.
     """
 
-    def __init__(self, decoder: Decoder, verify: GreedyVerify, buffers: StaticBuffers) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampler: NativeSampler | None,
+        verify: GreedyVerify,
+        buffers: StaticBuffers,
+    ) -> None:
         self._decoder = decoder
+        self._sampler = sampler
         self._verify = verify
         self._all_target_ids = buffers.whole("target_ids")
         self._all_token_ids = buffers.whole("token_ids")
@@ -86,7 +105,10 @@ class CapturedStep:
         buffers = ForwardBuffers.of(views)
         self._decoder.forward(ForwardInputs.of(views), buffers)
         self._decoder.logits(views["logits"], buffers)
-        self._decoder.ops.argmax(views["target_ids"], views["logits"])
+        if self._sampler is None:
+            self._decoder.ops.argmax(views["target_ids"], views["logits"])
+        else:
+            self._sampler(views)
         self._verify(
             views["packed"],
             self._all_target_ids,

@@ -7,6 +7,7 @@ scheduler's and the proposer's.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,7 @@ class Engine:
         self._draft_limit = resolved.sizes.max_draft_tokens
         self._streams: dict[str, OutputStream] = {}
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
+        self._seeds = random.Random(self.config.seed)  # of requests that bring none
         self._undelivered: list[RequestOutput] = []  # outputs that no step has returned yet
         self._gone: list[str] = []  # requests that the proposer has not been told to forget yet
         self._is_torn = False  # bookkeeping broke off half-way
@@ -121,6 +123,7 @@ class Engine:
             tokenizer=self.tokenizer,
             resolved=self.resolved,
             cache_salt=cache_salt,
+            seed=self._seeds.getrandbits(64),
         )
         stream = OutputStream.open(request, self.tokenizer)
         self.scheduler.check(request)  # refused before anything has changed

@@ -20,6 +20,7 @@ from graphengine.kv.cache import block_bytes
 from graphengine.models.decoder import DecoderWeights
 from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig
+from graphengine.sampling.state import SamplerState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,7 @@ def plan_memory(resolved: ResolvedConfig) -> MemoryPlan:
     model, sizes, meta = resolved.model, resolved.sizes, torch.device("meta")
     rotation = sizes.max_model_len * model.head_dim * 4
     rows = RequestState.row_bytes(sizes.max_model_len, sizes.block_size) * sizes.max_num_seqs
+    rows += SamplerState.row_bytes(model.vocab_size) * (sizes.max_num_seqs + 1)
     return MemoryPlan(
         weights=DecoderWeights.allocate(model, resolved.dtype, meta).num_bytes,
         buffers=make_buffers(model, sizes, meta).num_bytes,

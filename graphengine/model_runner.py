@@ -7,7 +7,7 @@ drafts, not how they were scheduled or proposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +29,8 @@ from graphengine.models.torch_ops import TorchOps
 from graphengine.probe import VerifierShape
 from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
-from graphengine.resolve import GREEDY, MAX_PREFILL_ROWS, ResolvedConfig
-from graphengine.sampling.cpu import NativeGreedyVerify
+from graphengine.resolve import GREEDY, MAX_PREFILL_ROWS, SAMPLED, ResolvedConfig
+from graphengine.sampling.cpu import NativeGreedyVerify, NativeSampler
 from graphengine.sampling.verifier import GreedyVerify, greedy_verify
 from graphengine.scheduler import PrefillChunk
 
@@ -77,7 +77,12 @@ class ModelRunner:
             resolved.table,
             self.buffers,
             capture,
-            fn=CapturedStep(self.decoder, self.verifier, self.buffers),
+            steps={
+                GREEDY: CapturedStep(self.decoder, None, self.verifier, self.buffers),
+                SAMPLED: CapturedStep(
+                    self.decoder, NativeSampler(state.sampler), self.verifier, self.buffers
+                ),
+            },
             prepare=self._prepare,
             run_program=library.load().run_calls,
         )
@@ -125,11 +130,14 @@ class ModelRunner:
             number of emitted tokens, how many of them were drafts, then their ids, -1 beyond.
         """
         longest = int(num_draft_tokens.max(initial=0))
-        key = self.manager.dispatch(len(requests), longest, GREEDY)
+        tier = tier_of(requests)
+        key = self.manager.dispatch(len(requests), longest, tier)
         cell = self._cell(key)
         step_batch.write_decode(
             cell.inputs, key, self._state, requests, draft_token_ids, num_draft_tokens
         )
+        if tier == SAMPLED:
+            step_batch.write_sampled(cell.inputs, key, self._state, requests)
         self.decoder.attention.plan(cell.forward.attention)
         num_tokens = len(requests) + int(num_draft_tokens.sum())
         self.manager.replay(key, num_reqs=len(requests), num_tokens=num_tokens)
@@ -169,14 +177,14 @@ class ModelRunner:
         cell = self._cells.get(key)
         if cell is None:
             views = self.buffers.cell(key)
-            host = step_batch.host_views(views, step_batch.DECODE_INPUTS)
+            host = step_batch.host_views(views, step_batch.SAMPLED_INPUTS)
             cell = self._cells[key] = _Cell(host, ForwardInputs.of(views))
         return cell
 
     def _prepare(self, key: ShapeKey, variant: int) -> None:
         """Inputs of a plausible batch for warm-up and capture: all rows live in the null block."""
         views = self._cell(key).inputs
-        for name in step_batch.DECODE_INPUTS:
+        for name in step_batch.SAMPLED_INPUTS:
             views[name][...] = self.buffers.specs[name].fill
         views["query_start_loc"][:] = np.arange(key.num_reqs + 1) * key.query_len
         views["query_len"][0] = key.query_len
@@ -184,6 +192,12 @@ class ModelRunner:
         positions = np.arange(key.query_len) + variant * self.sizes.block_size
         views["positions"].reshape(-1, key.query_len)[:] = positions % self.sizes.max_model_len
         views["num_draft_tokens"][: key.num_reqs] = (key.query_len - 1) * variant
+
+
+def tier_of(requests: Iterable[Request]) -> str:
+    """The cheapest tier that has what every one of these needs."""
+    is_greedy = all(request.params.is_plain_greedy for request in requests)
+    return GREEDY if is_greedy else SAMPLED
 
 
 def make_decoder(

@@ -25,7 +25,8 @@ from graphengine.kernels import build, ops
 from graphengine.models import native_ops, torch_ops
 from graphengine.models.decoder import Decoder
 from graphengine.probe import Problem, VerifierShape, problems
-from graphengine.sampling import cpu as verifier_cpu
+from graphengine.sampling import cpu as sampling_cpu
+from graphengine.sampling import settings, state
 from graphengine.sampling import verifier as verifier_torch
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,9 @@ PROBED = (
     native_ops,
     torch_ops,
     attention_cpu,
-    verifier_cpu,
+    sampling_cpu,
+    settings,
+    state,
     verifier_torch,
     ops,
     probe,

@@ -14,13 +14,23 @@ import torch
 from graphengine.attention.base import AttentionBatch
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder
+from graphengine.request import Request
 from graphengine.request_state import MAX_STOP_IDS
+from graphengine.sampling.cpu import NativeSampler
+from graphengine.sampling.params import SamplingParams
+from graphengine.sampling.state import SamplerState, mask_words
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
 
 Tensor = torch.Tensor
 # Contexts of requests that share a call: around the edges of the kernels' KV chunks of 64.
 CONTEXTS = (1, 2, 7, 40, 63, 64, 65, 100, 127, 128, 129, 200, 256, 300)
 MOST_ROWS = 7  # of one request in such a call
+# Requests whose rows share the sampler's calls; one more is greedy.
+SAMPLED = (
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=0.6, top_k=50, top_p=0.9, min_p=0.01, seed=2),
+    SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5, logit_bias={0: 3.0}),
+)
 VERIFIED_BATCHES = 8
 MOST_WIDE_BYTES = 256 << 20  # of a problem as wide as the vocabulary, which has four copies of that
 VERIFIED_IDS = 4  # few token ids, so that drafts are often confirmed
@@ -61,6 +71,7 @@ def problems(
     yield from _linear_problems(decoder, rows, wide, random)
     yield _prefill_problem(decoder, rows, max_model_len, random)
     yield _requests_problem(decoder, max_model_len, random)
+    yield _sampler_problem(decoder.config.vocab_size, wide, random)
     yield _verifier_problem(verifier, generator)
 
 
@@ -202,6 +213,33 @@ def _cache_shape(decoder: Decoder, num_blocks: int) -> tuple[int, ...]:
 def _history(config: ModelConfig) -> int:
     """Tokens before the probed rows: several KV chunks, and more than a sliding window."""
     return max(300, min(config.sliding_window or 0, 1024))
+
+
+def _sampler_problem(vocab_size: int, rows: int, random: Callable[..., Tensor]) -> Problem:
+    """Processed logits and chosen tokens of rows that are a request each, of several kinds."""
+    state = SamplerState(max_num_seqs=len(SAMPLED), vocab_size=vocab_size)
+    for row, params in enumerate(SAMPLED):
+        state.start(row, Request("probe", [row], params, max_model_len=2))
+    sampler, logits = NativeSampler(state), 4 * random(rows, vocab_size)
+    token_ids = torch.zeros(rows, dtype=torch.int32)
+    state_rows = torch.arange(rows, dtype=torch.int32) % (len(SAMPLED) + 1)
+    mask = torch.full((rows, mask_words(vocab_size)), -1, dtype=torch.int32)
+
+    def sample(low: int, high: int) -> Tensor:
+        views = {
+            "processed": torch.empty(high - low, vocab_size),
+            "target_ids": torch.empty(high - low, dtype=torch.int32),
+            "logits": logits[low:high],
+            "token_ids": token_ids[low:high],
+            "positions": torch.arange(low, high, dtype=torch.int32),
+            "query_len": torch.ones(1, dtype=torch.int32),
+            "state_rows": state_rows[low:high],
+            "mask": mask[low:high],
+        }
+        sampler(views)
+        return torch.cat((views["processed"], views["target_ids"][:, None].float()), dim=1)
+
+    return Problem("sampler", rows, sample)
 
 
 def _verifier_problem(shape: VerifierShape, generator: torch.Generator) -> Problem:

@@ -62,6 +62,8 @@ class Request:
         max_model_len: context limit in tokens, prompt and output together.
         eos_token_ids: the model's own stop ids; left out where `params.ignore_eos`.
         cache_salt: whose KV it may share, not empty; None: that of other requests without one.
+        seed: of its noise, where `params` has none.
+        choice: which of several answers to its prompt, from 0.
 
     Raises:
         ValueError: empty prompt or salt, or a negative id.
@@ -73,6 +75,7 @@ class Request:
         "block_digests",
         "block_table",
         "cache_salt",
+        "choice",
         "finish_reason",
         "kv_len",
         "limit",
@@ -83,6 +86,7 @@ class Request:
         "prompt_token_ids",
         "request_id",
         "row",
+        "seed",
         "status",
         "stop_token_ids",
         "token_ids",
@@ -98,6 +102,8 @@ class Request:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         cache_salt: str | None = None,
+        seed: int = 0,
+        choice: int = 0,
     ) -> None:
         prompt = _checked_ids(request_id, prompt_token_ids)
         if not prompt:
@@ -111,6 +117,8 @@ class Request:
         self.cache_salt = cache_salt
         self.prompt_token_ids = prompt
         self.params = params
+        self.seed = seed if params.seed is None else params.seed
+        self.choice = choice
         self.num_prompt_tokens = len(prompt)
         self.stop_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphengine.request import Request
+from graphengine.sampling.state import SamplerState
 from graphengine.sampling.verifier import NO_STOP
 
 MAX_STOP_IDS = 64
@@ -27,7 +28,9 @@ class StaleRowError(AssertionError):
 class RequestState:
     """Rows [0, max_num_seqs) of everything that a step needs to know of a request."""
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int
+    ) -> None:
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
         self.admission = np.full(max_num_seqs, NOBODY, dtype=np.int64)  # whose row it is
@@ -38,10 +41,11 @@ class RequestState:
         # [max_num_seqs, max_blocks]; 0, the null block, where nothing is allocated
         self.block_table = np.zeros((max_num_seqs, self.max_blocks), dtype=np.int32)
         self.stop_ids = np.full((max_num_seqs, MAX_STOP_IDS), NO_STOP, dtype=np.int32)
+        self.sampler = SamplerState(max_num_seqs=max_num_seqs, vocab_size=vocab_size)
 
     @staticmethod
     def row_bytes(max_model_len: int, block_size: int) -> int:
-        """Bytes of one request's rows."""
+        """Bytes of one request's rows, the sampler's apart."""
         return 4 * (max_model_len + -(-max_model_len // block_size) + MAX_STOP_IDS + 4)
 
     def follow(self, request: Request) -> None:
@@ -59,8 +63,10 @@ class RequestState:
             self.limit[row] = request.limit
             self.stop_ids[row] = NO_STOP
             self.stop_ids[row, : len(request.stop_token_ids)] = sorted(request.stop_token_ids)
-        known = self.num_tokens[row]
+            self.sampler.start(row, request)
+        known = int(self.num_tokens[row])
         self.token_ids[row, known : request.num_tokens] = request.token_ids[known:]
+        self.sampler.count(row, request.token_ids[max(known, request.num_prompt_tokens) :])
         self.num_tokens[row] = request.num_tokens
         block_ids = request.block_table.block_ids
         self.block_table[row, first_block : len(block_ids)] = block_ids[first_block:]

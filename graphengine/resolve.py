@@ -18,7 +18,8 @@ from graphengine.kv.cache import resolve_num_blocks
 from graphengine.models.config import ModelConfig
 from graphengine.scheduler import SchedulerConfig
 
-GREEDY = "greedy"  # the one tier built: every row T = 0 and no active processor
+GREEDY = "greedy"  # tier of steps whose every row is T = 0 without an active processor
+SAMPLED = "sampled"  # tier of all others: the whole processor stack
 MAX_PREFILL_ROWS = 256  # rows of one prefill forward; longer chunks take several
 DEFAULT_MAX_MODEL_LEN = 8192
 DEFAULT_BATCHED_TOKENS = 2048
@@ -104,7 +105,7 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             config.capture,
             max_num_seqs=sizes.max_num_seqs,
             max_draft_tokens=sizes.max_draft_tokens,
-            tiers=(GREEDY,),
+            tiers=(GREEDY, SAMPLED),
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=config.max_num_seqs,

@@ -119,6 +119,7 @@ def start(
             max_num_seqs=sizes.max_num_seqs,
             max_model_len=sizes.max_model_len,
             block_size=sizes.block_size,
+            vocab_size=resolved.model.vocab_size,
         )
         caches = kv_cache.allocate(
             resolved.model,

@@ -30,6 +30,7 @@ def host_views(views: Mapping[str, torch.Tensor], names: Sequence[str]) -> HostV
 # The inputs that the functions below write.
 PREFILL_INPUTS = ("token_ids", "positions", "slot_mapping", "block_table", "query_start_loc")
 DECODE_INPUTS = (*PREFILL_INPUTS, "query_len", "num_draft_tokens", "stop_ids", "max_new_tokens")
+SAMPLED_INPUTS = (*DECODE_INPUTS, "state_rows", "mask")
 
 
 def write_decode(
@@ -77,6 +78,26 @@ def write_decode(
     _fill(views["num_draft_tokens"], num_draft_tokens, 0)
     _fill(views["stop_ids"], state.stop_ids[rows], NO_STOP)
     _fill(views["max_new_tokens"], state.limit[rows] - state.num_tokens[rows], 1)
+
+
+def write_sampled(
+    views: HostViews, key: ShapeKey, state: RequestState, requests: Sequence[Request]
+) -> None:
+    """Fill what only the sampler reads: whose rows they are, and what may come in each.
+
+    Row j of a request comes after its output and j drafts.
+    """
+    sampler = state.sampler
+    rows = [state.row_of(request) for request in requests]
+    _fill(views["state_rows"], np.array(rows, dtype=np.int32), sampler.padding_row)
+    masks = views["mask"].reshape(key.num_reqs, key.query_len, -1)
+    offsets = np.arange(key.query_len, dtype=np.int32)
+    for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
+        if sampler.has_mask(row):
+            masks[index] = sampler.mask(row, request.num_output_tokens + offsets)
+        else:
+            masks[index] = -1
+    masks[len(rows) :] = -1
 
 
 def write_prefill(views: HostViews, state: RequestState, chunks: Sequence[PrefillChunk]) -> None:

@@ -51,5 +51,10 @@ EXPORT void process_logits(float* out, const float* logits, const int32_t* token
 EXPORT void sample_rows(int32_t* target_ids, const float* processed, const int32_t* positions,
                         const int32_t* query_len, const int32_t* state_rows, const void* settings,
                         int64_t T, int64_t V);
+EXPORT void reject_rows(int32_t* target_ids, const float* processed, const float* draft_probs,
+                        const int32_t* token_ids, const int32_t* positions,
+                        const int32_t* query_len, const int32_t* num_draft_tokens,
+                        const int32_t* has_draft_probs, const int32_t* state_rows,
+                        const void* settings, int64_t T, int64_t V);
 EXPORT void run_calls(const int64_t* program, int64_t n_calls);
 EXPORT int64_t vector_lanes();

@@ -88,6 +88,12 @@ FUNCTIONS: Final = MappingProxyType(
                 "target_ids processed positions query_len state_rows settings",
                 "T V",
             ),
+            _function(
+                "reject_rows",
+                "target_ids processed draft_probs token_ids positions query_len num_draft_tokens "
+                "has_draft_probs state_rows settings",
+                "T V",
+            ),
             _function("run_calls", "program", "n_calls"),
         )
     }

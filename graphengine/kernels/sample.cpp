@@ -147,6 +147,36 @@ void keep_top_p(float* y, int64_t V, double p) {
   }
 }
 
+// Sum of exp(y): p(v) is exp(y[v]) over it.
+double normaliser(const float* y, int64_t V) {
+  double total = 0;
+  for (int64_t v = 0; v < V; v++) total += exp_scalar(y[v]);
+  return total;
+}
+
+// A token by max(p - q, 0); q null is all on `draft`. By p where nothing is left of it.
+int64_t residual(const float* y, const float* q, int64_t draft, double total, int64_t V,
+                 const Noise& noise) {
+  for (bool leftover : {true, false}) {
+    double best = kNone;
+    int64_t chosen = -1;
+    uint32_t words[kBlock];
+    for (int64_t v = 0; v < V; v++) {
+      if (v % kBlock == 0) noise.words64(static_cast<uint32_t>(v / kBlock), words);
+      double p = exp_scalar(y[v]) / total, taken = q ? q[v] : v == draft;
+      double rest = leftover ? p - taken : p;
+      if (!(rest > 0)) continue;
+      double value = std::log(rest) + Noise::to_gumbel(words[v % kBlock]);
+      if (value > best) {
+        best = value;
+        chosen = v;
+      }
+    }
+    if (chosen >= 0) return chosen;
+  }
+  return draft;  // unreachable: p sums to 1
+}
+
 int64_t gumbel_argmax(const float* y, int64_t V, const Noise& noise) {
   Best top = best_of(y, V);
   if (top.index < 0) return index_of(top, y, V);
@@ -213,6 +243,30 @@ void sample_rows(int32_t* target_ids, const float* processed, const int32_t* pos
       Noise noise{s.seed_low, s.seed_high, position, kTargetStream, s.choice};
       target_ids[row] = static_cast<int32_t>(
           s.temperature == 0 ? index_of(best_of(x, V), x, V) : gumbel_argmax(x, V, noise));
+    }
+  });
+}
+
+void reject_rows(int32_t* target_ids, const float* processed, const float* draft_probs,
+                 const int32_t* token_ids, const int32_t* positions, const int32_t* query_len,
+                 const int32_t* num_draft_tokens, const int32_t* has_draft_probs,
+                 const int32_t* state_rows, const void* settings, int64_t T, int64_t V) {
+  launch(T * V, [=](const Team& team) {
+    for (int64_t row = team.begin(T); row < team.end(T); row++) {
+      int64_t request = row / query_len[0], offset = row % query_len[0];
+      const Settings& s = static_cast<const Settings*>(settings)[state_rows[request]];
+      const float* y = processed + row * V;
+      if (offset >= num_draft_tokens[request] || s.temperature == 0 || !(max_of(y, V) > kNone))
+        continue;  // the sampler's own choice stands
+      const float* q = has_draft_probs[request] ? draft_probs + row * V : nullptr;
+      int64_t draft = token_ids[row + 1];
+      uint32_t position = static_cast<uint32_t>(positions[row] + 1);
+      Noise noise{s.seed_low, s.seed_high, position, kAcceptanceStream, s.choice};
+      double total = normaliser(y, V), p = exp_scalar(y[draft]) / total;
+      bool accepted = noise.uniform(draft) * (q ? q[draft] : 1.0) < p;
+      noise.stream = kResidualStream;
+      target_ids[row] =
+          static_cast<int32_t>(accepted ? draft : residual(y, q, draft, total, V, noise));
     }
   });
 }

@@ -1,13 +1,18 @@
-"""The greedy verifier by the project's own C++ kernel: the rule of `verifier.py`, for CPU.
+"""Sampler and verifier by the project's own C++ kernels: what runs between logits and the host.
 
-Owns the kernel's arguments. Integers alone, so its results are those of the torch form.
+Owns the kernels' arguments. The verifier is integers alone, so its results are those of the torch
+form in `verifier.py`; the sampler's definition is `reference.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from graphengine.kernels.ops import check_contiguous, native_op
+from graphengine.sampling.params import MAX_LOGIT_BIAS
+from graphengine.sampling.state import SamplerState
 
 Tensor = torch.Tensor
 
@@ -39,3 +44,33 @@ class NativeGreedyVerify:
         )
         check_contiguous(*tensors)
         self._op(*tensors, packed.shape[0], packed.shape[1], stop_ids.shape[1])
+
+
+class NativeSampler:
+    """Processed logits and the target's tokens of a cell, as two native calls.
+
+    Args:
+        state: read in place; its tensors must outlive the graphs.
+    """
+
+    def __init__(self, state: SamplerState) -> None:
+        self._state = state
+        self._process = native_op("process_logits")
+        self._sample = native_op("sample_rows")
+
+    def __call__(self, views: Mapping[str, Tensor]) -> None:
+        """Write `processed` [T, vocab] and `target_ids` [T] of `logits` [T, vocab]."""
+        state, processed = self._state, views["processed"]
+        inputs = [views[name] for name in ("logits", "token_ids", "query_len", "state_rows")]
+        tables = (state.settings, state.counts, state.in_prompt, state.bias_ids, state.bias_values)
+        check_contiguous(processed, *inputs, *tables, views["mask"], views["positions"])
+        self._process(processed, *inputs, *tables, views["mask"], *processed.shape, MAX_LOGIT_BIAS)
+        self._sample(
+            views["target_ids"],
+            processed,
+            views["positions"],
+            views["query_len"],
+            views["state_rows"],
+            state.settings,
+            *processed.shape,
+        )

@@ -2,28 +2,48 @@
 
 Owns the fields, their defaults and their validation. Knows nothing of tokenizers, vocabularies or
 the engine: ids are checked against the vocabulary where it is known, and the context limit is
-applied by the request. Greedy decoding is all that is served, so it is all that can be asked for.
+applied by the request.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 DEFAULT_MAX_TOKENS = 16
+MAX_SEED: Final = (1 << 64) - 1
+MAX_LOGIT_BIAS: Final = 256  # tokens with a bias, of one request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """Immutable decoding request.
 
+    Processors act on every verified row in this order: bias, penalties, masks (allowed tokens,
+    min_tokens), and, where temperature > 0, temperature, top-k, top-p, min-p.
+
     Args:
         max_tokens: largest number of tokens to emit, >= 1. The default, 16, is that of vLLM and of
             the OpenAI completions API. `None` means up to the context limit (`max_model_len`).
-        temperature: only 0 (greedy: the most likely token, ties to the lowest id) is served.
+        min_tokens: smallest number of tokens to emit before a stop id may come, >= 0: until then
+            stop ids, the model's own included, have no probability.
+        temperature: >= 0. 0 is greedy: the most likely token, ties to the lowest id.
+        top_k: only this many most likely tokens, and those equal to the last of them; 0 or -1: all.
+        top_p: only the most likely tokens that together have this probability, in (0, 1]; equal
+            ones by lowest id (Holtzman et al. 2019, nucleus sampling).
+        min_p: only tokens at least this times as likely as the most likely one, in [0, 1].
+        repetition_penalty: > 0; logits of tokens in prompt or output are divided by it where
+            positive and multiplied where negative (Keskar et al. 2019).
+        frequency_penalty: -2 to 2; times a token's count in the output, taken from its logit.
+        presence_penalty: -2 to 2; taken from the logits of tokens in the output.
+        logit_bias: token id to a number in [-100, 100] that is added to its logit; at most 256.
+            Stored as a tuple of pairs.
+        allowed_token_ids: nothing else may come; None: everything may. Not empty.
+        seed: 0 to 2**64 - 1. The same seed gives the same tokens, whatever shares the batch. None:
+            the engine draws one.
         stop_token_ids: ids that end the request, each >= 0; the stop token itself is emitted.
             Any iterable of integers is accepted and stored as a tuple.
         ignore_eos: go on past the model's own end-of-sequence ids. `stop_token_ids` still stop.
@@ -35,46 +55,124 @@ class SamplingParams:
     """
 
     max_tokens: int | None = DEFAULT_MAX_TOKENS
+    min_tokens: int = 0
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        checked: dict[str, object] = {
+            "min_tokens": _integer("min_tokens", self.min_tokens, 0),
+            "top_k": max(0, _integer("top_k", self.top_k, -1)),
+            "logit_bias": _logit_bias(self.logit_bias),
+            "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
+        }
+        for name, lowest, highest, allowed in _RANGES:
+            value = getattr(self, name)
+            checked[name] = _number(name, value, lowest, highest, allowed)
         if self.max_tokens is not None:
-            object.__setattr__(self, "max_tokens", _integer("max_tokens", self.max_tokens, 1))
-        object.__setattr__(self, "temperature", _greedy_temperature(self.temperature))
-        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+            checked["max_tokens"] = _integer("max_tokens", self.max_tokens, 1)
+        if self.seed is not None:
+            checked["seed"] = _integer("seed", self.seed, 0, MAX_SEED)
+        if self.allowed_token_ids is not None:
+            ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not ids:
+                raise _refusal("allowed_token_ids", ids, "at least one token id, or None")
+            checked["allowed_token_ids"] = ids
         for name in ("ignore_eos", "skip_special_tokens"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise _refusal(name, value, "True or False")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            allowed = f"an integer from 0 to max_tokens={self.max_tokens}"
+            raise _refusal("min_tokens", self.min_tokens, allowed)
+
+    @property
+    def bias(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as it is stored: pairs, by ascending id."""
+        assert isinstance(self.logit_bias, tuple), "stored as pairs"
+        return self.logit_bias
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """The most likely token as the model has it: no processor can change the choice."""
+        masked = self.allowed_token_ids is not None or self.min_tokens > 0
+        return not (self.temperature or self.has_penalties or self.logit_bias or masked)
+
+
+_SMALLEST = 2.0**-126  # of normal float32 numbers, in which the kernels compute
+_LARGEST = 2.0**127
+# Name, lowest and highest number, and how to say that. Temperature has a hole above 0: see _number.
+_RANGES: Final = (
+    ("temperature", 0.0, _LARGEST, "0 (greedy) or a number from 2**-126 to 2**127"),
+    ("top_p", _SMALLEST, 1.0, "a number above 0, up to 1"),
+    ("min_p", 0.0, 1.0, "a number from 0 to 1"),
+    ("repetition_penalty", _SMALLEST, _LARGEST, "a number above 0"),
+    ("frequency_penalty", -2.0, 2.0, "a number from -2 to 2"),
+    ("presence_penalty", -2.0, 2.0, "a number from -2 to 2"),
+)
 
 
 def _refusal(name: str, value: object, allowed: str) -> ValueError:
     return ValueError(f"SamplingParams.{name}={value!r}: expected {allowed}")
 
 
-def _integer(name: str, value: Any, minimum: int) -> int:
+def _integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
     # bool is an Integral in Python, and max_tokens=True is a mistake rather than 1.
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        none = " or None (up to the context limit)" if name == "max_tokens" else ""
-        raise _refusal(name, value, f"an integer >= {minimum}{none}")
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_integer or value < minimum or (maximum is not None and value > maximum):
+        most = f" and <= {maximum}" if maximum is not None else ""
+        none = {"max_tokens": " or None (up to the context limit)", "seed": " or None"}
+        raise _refusal(name, value, f"an integer >= {minimum}{most}{none.get(name, '')}")
     return int(value)
 
 
-def _greedy_temperature(value: Any) -> float:
+def _number(name: str, value: Any, lowest: float, highest: float, allowed: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise _refusal("temperature", value, "the number 0 (greedy)")
+        raise _refusal(name, value, allowed)
     number = float(value)
-    if number != 0.0:
-        known = math.isfinite(number) and number > 0.0
-        why = " (sampling is not served yet)" if known else ""
-        raise _refusal("temperature", value, f"0, greedy decoding{why}")
-    return 0.0
+    subnormal = name == "temperature" and 0 < number < _SMALLEST
+    if math.isnan(number) or not lowest <= number <= highest or subnormal:
+        raise _refusal(name, value, allowed)
+    return number + 0.0  # -0.0 is 0.0
 
 
-def _token_ids(value: Any) -> tuple[int, ...]:
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise _refusal("stop_token_ids", value, "a list or tuple of token ids >= 0")
-    return tuple(_integer("stop_token_ids", item, 0) for item in value)
+        raise _refusal(name, value, "a list or tuple of token ids >= 0")
+    return tuple(_integer(name, item, 0) for item in value)
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of a mapping (or of pairs, as they are stored), by ascending id."""
+    if value is None:
+        return ()
+    pairs = value.items() if isinstance(value, Mapping) else value
+    allowed = "a mapping of token ids to numbers from -100 to 100"
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes):
+        raise _refusal("logit_bias", value, allowed)
+    bias: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise _refusal("logit_bias", value, allowed)
+        token = _integer("logit_bias", pair[0], 0)
+        bias[token] = _number("logit_bias", pair[1], -100.0, 100.0, allowed)
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise _refusal("logit_bias", value, f"at most {MAX_LOGIT_BIAS} tokens")
+    return tuple(sorted(bias.items()))

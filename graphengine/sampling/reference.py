@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from graphengine.sampling.noise import TARGET, gumbels
+from graphengine.sampling.noise import ACCEPTANCE, RESIDUAL, TARGET, gumbels, uniforms
 
 MINUS_INFINITY = float("-inf")
 
@@ -81,6 +81,32 @@ def sample(processed: Sequence[float], settings: RowSettings, position: int) -> 
         )
     numbers = [x for x in values if not math.isnan(x)]
     return list(values).index(max(numbers)) if numbers else 0
+
+
+def reject(
+    processed: Sequence[float],
+    draft: int,
+    draft_probs: Sequence[float] | None,
+    settings: RowSettings,
+    position: int,
+) -> int:
+    """The draft where it is accepted, else the token in its place (Leviathan et al. 2023, alg. 1).
+
+    Args:
+        processed: of the row before the draft; temperature > 0 and at least one number.
+        draft_probs: q, by which the draft was drawn; None: it was certain.
+        position: the draft's.
+    """
+    p = np.exp(processed) / np.exp(processed).sum()
+    q = np.eye(len(p))[draft] if draft_probs is None else np.array(draft_probs)
+    place = {"position": position, "choice": settings.choice, "count": len(p)}
+    u = uniforms(settings.seed, stream=ACCEPTANCE, **place)[draft]
+    if u * q[draft] < p[draft]:
+        return draft
+    rest = np.maximum(p - q, 0)
+    noise = gumbels(settings.seed, stream=RESIDUAL, **place)
+    with np.errstate(divide="ignore"):
+        return int(np.argmax(np.log(rest if rest.any() else p) + noise))
 
 
 def _penalised(x: float, settings: RowSettings, in_prompt: bool, count: int) -> float:

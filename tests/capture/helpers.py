@@ -173,7 +173,7 @@ def make_manager(
         ),
         bench.buffers,
         config,
-        fn=fn or bench.step,
+        steps={TIER: fn or bench.step},
         prepare=bench.prepare,
         run_program=library.load().run_calls,
     )

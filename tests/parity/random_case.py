@@ -19,6 +19,7 @@ from proposers.ngram import NgramProposer
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup, scripted
 from tests.parity.hostile import HostileProposer
+from tests.parity.random_params import random_params
 from tests.tiny import ROPES, make_checkpoint
 
 HEADS = ((4, 2, 16), (6, 2, 24), (4, 1, 40), (8, 1, 8), (3, 3, 8), (2, 2, 64), (1, 1, 32))
@@ -109,17 +110,12 @@ class Case:
             length = min(length, longest)
             shared = draw.randint(0, length) if draw.random() < 0.5 else 0
             tail = tuple(draw.randrange(vocab_size) for _ in range(length - shared))
-            stops = draw.sample(range(vocab_size), draw.choice((0, 0, 1, 5)))
             now += draw.choice((0, 0, 0, 1, 3))
             wishes.append(
                 Wish(
                     request_id=f"r{index}",
                     prompt=tuple(pattern[:shared]) + tail,
-                    params=SamplingParams(
-                        max_tokens=draw.choice((None, None, 1, 5, 20, 40)),
-                        stop_token_ids=tuple(stops),
-                        ignore_eos=draw.random() < 0.5,
-                    ),
+                    params=random_params(draw, vocab_size),
                     salt=draw.choice((None, None, "a", "b")),
                     arrives=now,
                     aborts=now + draw.randrange(15) if draw.random() < 0.15 else None,

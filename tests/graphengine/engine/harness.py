@@ -18,11 +18,13 @@ import torch
 from capture.shapes import ShapeKey
 from graphengine.engine import Engine
 from graphengine.kv.auditor import audit
+from graphengine.model_runner import tier_of
 from graphengine.outputs import RequestOutput
 from graphengine.request import Request
-from graphengine.resolve import GREEDY
+from graphengine.resolve import SAMPLED
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk
+from graphengine.step_batch import DECODE_INPUTS, SAMPLED_INPUTS
 from tests.graphengine.kv.build import slots
 
 MAX_STEPS = 2000
@@ -140,6 +142,16 @@ class Harness:
         assert stats.padding_rows == self.num_padding_rows
         for request in self.engine.scheduler.running:
             assert self.engine.state.history(request).tolist() == request.token_ids
+            if request.params.has_penalties:
+                self._check_counts(request)
+
+    def _check_counts(self, request: Request) -> None:
+        """The penalties' tables are what counting the request's tokens gives."""
+        sampler, row = self.engine.state.sampler, self.engine.state.row_of(request)
+        counted = np.bincount(request.output_token_ids, minlength=sampler.vocab_size)
+        assert sampler.counts[row].tolist() == counted.tolist()
+        in_prompt = np.flatnonzero(sampler.in_prompt[row].numpy())
+        assert in_prompt.tolist() == sorted(set(request.prompt_token_ids))
 
     def audit_between_steps(self) -> None:
         """As `audit`, after a step that broke off: its reservations last until the next one."""
@@ -199,7 +211,7 @@ class Harness:
 
     def _remember_logits(self, batch: list[Request], packed: Any, longest: int) -> None:
         runner = self.engine.runner
-        key = runner.manager.dispatch(len(batch), longest, GREEDY)
+        key = runner.manager.dispatch(len(batch), longest, tier_of(batch))
         logits = runner.last_logits(key).numpy()
         for index, request in enumerate(batch):
             for offset in range(packed[index, 0]):
@@ -218,10 +230,9 @@ class Harness:
     def check_padding(self, key: ShapeKey, num_reqs: int) -> None:
         """Input buffers of a cell, just before its replay: padding holds the declared fill."""
         buffers = self.engine.runner.buffers
-        for name, view in buffers.cell(key).items():
-            spec = buffers.specs[name]
-            if spec.role != "input" or name in ("query_len", "query_start_loc"):
-                continue
+        read = SAMPLED_INPUTS if key.tier == SAMPLED else DECODE_INPUTS
+        for name in set(read) - {"query_len", "query_start_loc"}:
+            spec, view = buffers.specs[name], buffers.cell(key)[name]
             live = num_reqs * key.query_len if spec.shape[0] == "T" else num_reqs
             assert (view[live:] == spec.fill).all(), f"stale padding in {name} of {key}"
         loc = buffers.cell(key)["query_start_loc"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from graphengine import memory, startup
 from graphengine.engine import Engine
@@ -29,7 +30,9 @@ def test_the_plan_is_what_is_allocated(name: str, dtype: str, checkpoints: Check
     assert planned.weights == decoder.weights.num_bytes
     assert planned.buffers == runner.buffers.num_bytes
     assert planned.kv == sum(cache.nbytes for cache in decoder._kv_caches)
-    rows = [part for part in vars(state).values() if isinstance(part, np.ndarray)]
+    everything = [*vars(state).values(), *vars(state.sampler).values()]
+    rows = [part for part in everything if isinstance(part, np.ndarray | torch.Tensor)]
+    rows = [part for part in rows if part is not state.sampler.settings]  # words of another
     scratch = [decoder.attention._scratch, decoder.rope.cos, decoder.rope.sin, *rows]
     assert planned.scratch == sum(part.nbytes for part in scratch)
     engine.close()

@@ -1,0 +1,37 @@
+"""Random sampling parameters, all fields mixed; half of all requests are plainly greedy."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from graphengine.sampling.params import SamplingParams
+
+
+def random_params(draw: random.Random, vocab_size: int) -> SamplingParams:
+    """What a request asks for, with a seed of its own; never more than it can be given."""
+    max_tokens = draw.choice((None, None, 1, 5, 20, 40))
+    chosen: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "stop_token_ids": tuple(draw.sample(range(vocab_size), draw.choice((0, 0, 1, 5)))),
+        "ignore_eos": draw.random() < 0.5,
+        "seed": draw.getrandbits(64),
+    }
+    if draw.random() < 0.5:
+        return SamplingParams(**chosen)
+    fields: dict[str, Any] = {
+        "temperature": draw.choice((0.0, 0.3, 0.7, 1.0, 1.0, 2.5)),
+        "top_k": draw.choice((1, 3, 20, vocab_size, vocab_size + 5)),
+        "top_p": draw.choice((0.05, 0.5, 0.9, 0.99)),
+        "min_p": draw.choice((0.02, 0.3)),
+        "repetition_penalty": draw.choice((0.8, 1.2, 2.0)),
+        "frequency_penalty": draw.choice((-1.0, 0.5, 2.0)),
+        "presence_penalty": draw.choice((-1.0, 0.5, 2.0)),
+        "logit_bias": {draw.randrange(vocab_size): draw.uniform(-9, 9) for _ in range(5)},
+        "allowed_token_ids": tuple(range(draw.randrange(3), vocab_size, draw.choice((1, 2, 5)))),
+        "min_tokens": draw.randint(1, max_tokens or 30),
+    }
+    chosen["temperature"] = draw.choice((0.0, 0.7, 1.0, 1.0))
+    for name in draw.sample(sorted(fields), draw.choice((0, 1, 2, 3, len(fields)))):
+        chosen[name] = fields[name]
+    return SamplingParams(**chosen)
