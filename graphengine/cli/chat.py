@@ -15,7 +15,7 @@ import typer
 from graphengine.cli import drafts
 from graphengine.cli.answer import Answer
 from graphengine.cli.console import has_colour, note, one_line, read_stdin, stdout
-from graphengine.cli.options import EngineOptions, Model, command, open_engine
+from graphengine.cli.options import EngineOptions, Model, SamplingOptions, command, open_engine
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
 from graphengine.models.tokenizer import check_unicode
@@ -40,10 +40,11 @@ def chat(
         typer.Option("--show-drafts", help="Colour tokens by where they came from."),
     ] = False,
     stats: Annotated[bool, typer.Option(help="Print figures after each answer.")] = True,
+    sampling: SamplingOptions,
     options: EngineOptions,
 ) -> None:
     """Talk with a model. /reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer."""
-    params = SamplingParams(max_tokens=max_tokens)
+    params = sampling.params(max_tokens)
     check_unicode("--system", system or "")
     engine = open_engine(model, options.config())
     try:

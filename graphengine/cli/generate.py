@@ -11,11 +11,10 @@ import typer
 from graphengine.cli import drafts
 from graphengine.cli.answer import Answer
 from graphengine.cli.console import has_colour, note, read_stdin, stdout
-from graphengine.cli.options import EngineOptions, Model, command, open_engine
+from graphengine.cli.options import EngineOptions, Model, SamplingOptions, command, open_engine
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL, locate_model
 from graphengine.models.tokenizer import check_unicode
-from graphengine.sampling.params import SamplingParams
 
 
 @command
@@ -43,10 +42,11 @@ def generate(
         typer.Option("--show-drafts", help="Colour tokens by where they came from."),
     ] = False,
     stats: Annotated[bool, typer.Option(help="Print a line of figures on stderr.")] = True,
+    sampling: SamplingOptions,
     options: EngineOptions,
 ) -> None:
     """Answer a prompt, streaming the text to stdout."""
-    params = SamplingParams(max_tokens=max_tokens)
+    params = sampling.params(max_tokens)
     locate_model(model)  # first: a prompt alone was taken for the model
     text = read_prompt(prompt, file)
     engine = open_engine(model, options.config())

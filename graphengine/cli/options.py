@@ -21,8 +21,9 @@ from graphengine.cli.console import start_progress
 from graphengine.config import OFF, CacheConfig, EngineConfig, Numerics, SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
+from graphengine.sampling.params import SamplingParams
 
-_ENGINE, _CAPTURE, _CACHE = "Engine", "Capture", "KV cache"
+_ENGINE, _CAPTURE, _CACHE, _SAMPLING = "Engine", "Capture", "KV cache", "Sampling"
 
 Model = Annotated[
     str,
@@ -154,6 +155,48 @@ class EngineOptions:
         if self.compile is not None:
             config = dataclasses.replace(config, compile=cast(CompileMode, self.compile))
         return dataclasses.replace(config, lazy=True) if self.lazy else config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingOptions:
+    """Flags of how tokens are chosen; the field defaults are those of the library, greedy."""
+
+    temperature: Annotated[
+        float, _option(_SAMPLING, "--temperature", "0: greedy; above: sampling.")
+    ] = 0.0
+    top_k: Annotated[
+        int, _option(_SAMPLING, "--top-k", "Only the K most likely tokens; 0: all.", "K")
+    ] = 0
+    top_p: Annotated[
+        float,
+        _option(_SAMPLING, "--top-p", "Only the likeliest that have this probability.", "P"),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        _option(_SAMPLING, "--min-p", "Only tokens P times as likely as the likeliest.", "P"),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, _option(_SAMPLING, "--repetition-penalty", "Of tokens in prompt and answer; 1: off.")
+    ] = 1.0
+    frequency_penalty: Annotated[
+        float, _option(_SAMPLING, "--frequency-penalty", "Times a token's count in the answer.")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, _option(_SAMPLING, "--presence-penalty", "Of tokens in the answer.")
+    ] = 0.0
+    seed: Annotated[
+        int | None,
+        _option(_SAMPLING, "--seed", "The same seed gives the same answer.", "N"),
+    ] = None
+
+    def params(self, max_tokens: int) -> SamplingParams:
+        """What the flags ask for.
+
+        Raises:
+            ValueError: a flag has a value that is not allowed.
+        """
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return SamplingParams(max_tokens=max_tokens, **given)
 
 
 def open_engine(model: str, config: EngineConfig) -> Engine:

@@ -61,6 +61,37 @@ def test_every_source_gives_the_same_answer(
         assert cli("generate", checkpoint, *dash, *TOKENS, *SMALL).out == argument.out
 
 
+def test_sampling_flags_reach_the_sampler(cli: Cli, checkpoint: Path, expected: str) -> None:
+    """Guards a flag that is read and not used, and a seed that speculation changes."""
+
+    def answer(*flags: str) -> str:
+        return cli("generate", checkpoint, "hello", *flags, *TOKENS, *SMALL).out
+
+    sampled = ("--temperature", "1", "--seed", "3")
+    first = answer(*sampled)
+    assert first == answer(*sampled, "--speculate", "ngram:2")
+    assert len({first, _with_newline(expected), answer("--temperature", "1", "--seed", "4")}) == 3
+    assert answer("--temperature", "1", "--top-k", "1") == _with_newline(expected)
+    for flag, value in (("top-p", "1e-9"), ("min-p", "1")):
+        assert answer("--temperature", "1", f"--{flag}", value) == _with_newline(expected)
+    for name, value in (("repetition", "0.01"), ("frequency", "-2"), ("presence", "-2")):
+        assert answer(f"--{name}-penalty", value) != _with_newline(expected)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("temperature", "-1"), ("top-p", "0"), ("top-k", "-2"), ("seed", "-1")]
+)
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_sampling_flags_are_checked(
+    cli: Cli, checkpoint: Path, command: str, flag: str, value: str
+) -> None:
+    """Guards a traceback, or a start of seconds before the refusal."""
+    prompt = ["hello"] if command == "generate" else []
+    result = cli(command, checkpoint, *prompt, f"--{flag}", value, *SMALL)
+    assert result.code == 2
+    assert f"SamplingParams.{flag.replace('-', '_')}={value}" in result.err
+
+
 def test_stdout_is_plain_text_alone(cli: Cli, checkpoint: Path, expected: str) -> None:
     """Guards against progress, figures or colours in a pipe; all of it must be on stderr."""
     result = cli(
