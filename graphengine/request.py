@@ -63,7 +63,6 @@ class Request:
         eos_token_ids: the model's own stop ids; left out where `params.ignore_eos`.
         cache_salt: whose KV it may share, not empty; None: that of other requests without one.
         seed: of its noise, where `params` has none.
-        choice: which of several answers to its prompt, from 0.
 
     Raises:
         ValueError: empty prompt or salt, or a negative id.
@@ -75,7 +74,6 @@ class Request:
         "block_digests",
         "block_table",
         "cache_salt",
-        "choice",
         "finish_reason",
         "kv_len",
         "limit",
@@ -103,7 +101,6 @@ class Request:
         eos_token_ids: Iterable[int] = (),
         cache_salt: str | None = None,
         seed: int = 0,
-        choice: int = 0,
     ) -> None:
         prompt = _checked_ids(request_id, prompt_token_ids)
         if not prompt:
@@ -118,7 +115,6 @@ class Request:
         self.prompt_token_ids = prompt
         self.params = params
         self.seed = seed if params.seed is None else params.seed
-        self.choice = choice
         self.num_prompt_tokens = len(prompt)
         self.stop_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)

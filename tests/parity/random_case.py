@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from graphengine.sampling.params import SamplingParams
+from profiles.random_params import random_params
 from proposers.base import Proposer
 from proposers.mock import Records
 from proposers.ngram import NgramProposer
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup, scripted
 from tests.parity.hostile import HostileProposer
-from tests.parity.random_params import random_params
 from tests.tiny import ROPES, make_checkpoint
 
 HEADS = ((4, 2, 16), (6, 2, 24), (4, 1, 40), (8, 1, 8), (3, 3, 8), (2, 2, 64), (1, 1, 32))

@@ -8,9 +8,9 @@ from typing import Any
 from graphengine.sampling.params import SamplingParams
 
 
-def random_params(draw: random.Random, vocab_size: int) -> SamplingParams:
-    """What a request asks for, with a seed of its own; never more than it can be given."""
-    max_tokens = draw.choice((None, None, 1, 5, 20, 40))
+def random_params(draw: random.Random, vocab_size: int, most: int | None = None) -> SamplingParams:
+    """What a request asks for, with a seed of its own; at most `most` tokens, None: any number."""
+    max_tokens = draw.choice((most, most, 1, 5, 20, 40))
     chosen: dict[str, Any] = {
         "max_tokens": max_tokens,
         "stop_token_ids": tuple(draw.sample(range(vocab_size), draw.choice((0, 0, 1, 5)))),

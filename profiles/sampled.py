@@ -1,0 +1,207 @@
+"""Same seed, same stream, on a real model: 200 requests with sampling parameters of every kind.
+
+A reference run decodes plainly, without speculation. Then cells of proposer, draft length and batch
+size serve the same requests with joins and leaves, aborts and, where the pool is small, preemption;
+every stream must be the reference's (an aborted one, its beginning). Writes JSON after
+every cell and goes on where a run before has stopped.
+
+    python -m profiles.sampled --out profiles/results/sampled.json [--cells 1,4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from graphengine.bench.environment import command_line, commit, describe
+from graphengine.bench.pairs import parting
+from graphengine.bench.results_file import check_target, write_json
+from graphengine.bench.workloads import encode, load_workloads
+from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.engine import Engine
+from graphengine.sampling.params import SamplingParams
+from profiles.random_params import random_params
+from proposers.base import Proposer
+from proposers.mock import JunkProposer, OracleProposer, RaggedProposer
+
+PROMPTS = Path(__file__).parent / "prompts" / "identity.json"
+NUM_REQUESTS = 200
+MAX_TOKENS = 48
+MAX_MODEL_LEN = 1024
+SMALL_POOL = 100  # blocks: of 16 requests some must yield
+Streams = dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One request, when it joins and after how many steps from then, if ever, it is aborted."""
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    arrives: int
+    aborts: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """How the requests are served. k = 0: speculation is off."""
+
+    proposer: str
+    max_draft_tokens: int
+    max_num_seqs: int
+    small_pool: bool
+
+
+REFERENCE = Cell(proposer="off", max_draft_tokens=0, max_num_seqs=8, small_pool=False)
+CELLS = (
+    Cell(proposer="ngram", max_draft_tokens=6, max_num_seqs=16, small_pool=False),
+    Cell(proposer="oracle", max_draft_tokens=3, max_num_seqs=16, small_pool=True),
+    Cell(proposer="off", max_draft_tokens=0, max_num_seqs=5, small_pool=True),
+    Cell(proposer="ragged", max_draft_tokens=6, max_num_seqs=3, small_pool=False),
+    Cell(proposer="junk", max_draft_tokens=1, max_num_seqs=8, small_pool=True),
+    Cell(proposer="ngram", max_draft_tokens=3, max_num_seqs=1, small_pool=False),
+    Cell(proposer="ragged", max_draft_tokens=3, max_num_seqs=16, small_pool=True),
+    Cell(proposer="oracle", max_draft_tokens=6, max_num_seqs=1, small_pool=False),
+)
+
+
+def make_jobs(engine: Engine, seed: int = 0) -> list[Job]:
+    """The requests, all drawn from one seed."""
+    draw = random.Random(seed)
+    prompts = [prompt for group in load_workloads(PROMPTS).values() for prompt in group]
+    jobs, now = [], 0
+    for index in range(NUM_REQUESTS):
+        prompt = encode(engine.tokenizer, prompts[index % len(prompts)])
+        now += draw.choice((0, 0, 1, 4))
+        jobs.append(
+            Job(
+                request_id=f"r{index}",
+                prompt=prompt[-200:],
+                params=random_params(draw, engine.resolved.model.vocab_size, MAX_TOKENS),
+                arrives=now,
+                aborts=draw.randint(1, 30) if draw.random() < 0.1 else None,
+            )
+        )
+    return jobs
+
+
+def open_engine(cell: Cell, model: str, proposer: Proposer | None = None) -> Engine:
+    method = "ngram" if cell.proposer == "ngram" else "mock-empty"
+    length = cell.max_draft_tokens
+    config = EngineConfig(
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=cell.max_num_seqs,
+        speculative=SpeculativeConfig(method, max_draft_tokens=length) if length else "off",
+        cache=CacheConfig(num_blocks=SMALL_POOL if cell.small_pool else None),
+    )
+    return Engine(model, config, proposer=proposer)
+
+
+def make_proposer(cell: Cell, jobs: Sequence[Job], reference: Streams, vocab_size: int) -> Any:
+    """The scripted proposer of a cell; None: the configured one."""
+    records = {job.request_id: [*job.prompt, *reference[job.request_id]] for job in jobs}
+    kinds: dict[str, type] = {
+        "oracle": OracleProposer,
+        "junk": JunkProposer,
+        "ragged": RaggedProposer,
+    }
+    kind = kinds.get(cell.proposer)
+    return None if kind is None else kind(vocab_size=vocab_size, records=records)
+
+
+def serve(engine: Engine, jobs: Sequence[Job], *, aborts: bool) -> Streams:
+    """Every request to its end; token ids by request."""
+    streams: Streams = {}
+    step, waiting = 0, list(jobs)
+    due = {job.request_id: job.arrives + job.aborts for job in jobs if job.aborts is not None}
+    while waiting or engine.has_unfinished_requests():
+        while waiting and waiting[0].arrives <= step:
+            job = waiting.pop(0)
+            engine.add_request(job.request_id, job.prompt, job.params)
+        for request_id in [name for name, when in due.items() if when <= step] if aborts else ():
+            engine.abort(request_id)
+            del due[request_id]
+        for output in engine.step():
+            if output.finished:
+                streams[output.request_id] = output.outputs[0].token_ids
+        step += 1
+    return streams
+
+
+def compare(reference: Streams, streams: Streams, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Streams that are not the reference's, with the position where they part."""
+    different = []
+    for job in jobs:
+        want, got = reference[job.request_id], streams[job.request_id]
+        if job.aborts is not None:
+            want = want[: len(got)]
+        position = parting(want, got)
+        if position is not None:
+            different.append({"request": job.request_id, "position": position})
+    return different
+
+
+def run_cell(cell: Cell, jobs: Sequence[Job], reference: Streams, model: str) -> dict[str, Any]:
+    vocab_size = max(max(job.prompt) for job in jobs) + 1
+    engine = open_engine(cell, model, make_proposer(cell, jobs, reference, vocab_size))
+    start = time.perf_counter()
+    streams = serve(engine, jobs, aborts=True)
+    seconds, stats = time.perf_counter() - start, engine.stats()
+    engine.close()
+    return {
+        "cell": asdict(cell),
+        "commit": commit(),
+        "different": compare(reference, streams, jobs),
+        "num_tokens": sum(map(len, streams.values())),
+        "seconds": seconds,
+        "num_steps": stats.num_steps,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_accepted_tokens": stats.num_accepted_tokens,
+        "num_preemptions": stats.num_preemptions,
+        "sampled_replays": sum(n for name, n in stats.replays.items() if "sampled" in name),
+        "compile_events_after_warmup": stats.compile_events_after_warmup,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--out", type=Path, default=Path("profiles/results/sampled.json"))
+    parser.add_argument("--cells", help="only these, by number, comma-separated; default: all")
+    args = parser.parse_args()
+    numbers = [int(part) for part in args.cells.split(",")] if args.cells else None
+    check_target(args.out)
+    engine = open_engine(REFERENCE, args.model)
+    jobs = make_jobs(engine)
+    report: dict[str, Any]
+    if args.out.is_file():
+        report = json.loads(args.out.read_text(encoding="utf-8"))
+    else:
+        report = {"run": describe(command_line("python", "-m", "profiles.sampled")), "cells": []}
+        report["reference"] = serve(engine, jobs, aborts=False)
+        write_json(args.out, report, indent=None)
+    engine.close()
+    done = [row["cell"] for row in report["cells"]]
+    for number, cell in enumerate(CELLS, start=1):
+        if asdict(cell) in done or (numbers is not None and number not in numbers):
+            continue
+        row = run_cell(cell, jobs, report["reference"], args.model)
+        report["cells"].append(row)
+        write_json(args.out, report, indent=None)
+        print(f"[{number}/{len(CELLS)}] {json.dumps(row)}", flush=True)
+    differing = sum(len(row["different"]) for row in report["cells"])
+    tokens = sum(row["num_tokens"] for row in report["cells"])
+    print(f"{len(report['cells'])} of {len(CELLS)} cells, {tokens} tokens, {differing} differ")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
