@@ -49,6 +49,11 @@ def make_request(
         cache_salt=cache_salt,
         seed=seed,
     )
+    if params.stop and tokenizer is None:
+        raise ValueError(
+            f"request {request_id!r}: stop={params.stop!r}: the checkpoint has no tokenizer, hence "
+            "no text; give stop_token_ids"
+        )
     vocab_size = resolved.model.vocab_size
     _check_ids(request_id, "prompt token", request.prompt_token_ids, vocab_size)
     _check_ids(request_id, "stop token", list(request.stop_token_ids), vocab_size)

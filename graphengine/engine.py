@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,10 @@ import numpy as np
 from graphengine.admission import make_request
 from graphengine.commit import commit
 from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.delivery import Delivery
 from graphengine.kv.manager import KVManager
 from graphengine.outputs import EngineStats, RequestOutput
-from graphengine.request import Request, RequestStatus
+from graphengine.request import RequestStatus
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk, ScheduledDecode, Scheduler, StepPlan
 from graphengine.startup import StartProgress, make_proposer, start
@@ -84,11 +85,9 @@ class Engine:
         if self.proposer is not None and self.proposer.graph_safe:
             self.runner.manager.capture_proposer(self.proposer)
         self._draft_limit = resolved.sizes.max_draft_tokens
-        self._streams: dict[str, OutputStream] = {}
+        self.delivery = Delivery(self.scheduler.finish)
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
         self._seeds = random.Random(self.config.seed)  # of requests that bring none
-        self._undelivered: list[RequestOutput] = []  # outputs that no step has returned yet
-        self._gone: list[str] = []  # requests that the proposer has not been told to forget yet
         self._is_torn = False  # bookkeeping broke off half-way
         self._closed = False
 
@@ -129,11 +128,12 @@ class Engine:
         self.scheduler.check(request)  # refused before anything has changed
         with self._bookkeeping():
             self.scheduler.add(request)
-            self._streams[request_id] = stream
+            self.delivery.streams[request_id] = stream
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has something to run, or an output that no step has returned yet."""
-        return self.scheduler.has_unfinished_requests or bool(self._undelivered) or self._is_torn
+        pending = self.scheduler.has_unfinished_requests or self.delivery.has_outputs
+        return pending or self._is_torn
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the outputs of the requests that got tokens or finished.
@@ -151,11 +151,12 @@ class Engine:
         self._prefill(plan.chunks)
         draft = self._propose(plan)
         sampled = self._verify(plan.decodes, draft)
+        sampled = self._cut(sampled)
         with self._bookkeeping():
             self._commit(sampled)
-            self._emit(self.scheduler.running)
+            self.delivery.emit(self.scheduler.running)
         self._notify(sampled)
-        return self._deliver()
+        return self.delivery.take()
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it stands; False where the id is unknown or finished already.
@@ -176,7 +177,7 @@ class Engine:
         if ids:
             self._ready()
         self._drop(ids)
-        self._undelivered = [out for out in self._undelivered if out.request_id not in ids]
+        self.delivery.drop_outputs(ids)
         self._forget()
 
     def hand_back(self, outputs: Sequence[RequestOutput]) -> None:
@@ -184,7 +185,7 @@ class Engine:
 
         The next step delivers them, ahead of its own.
         """
-        self._undelivered[:0] = outputs
+        self.delivery.hand_back(outputs)
 
     @property
     def draft_limit(self) -> int:
@@ -225,8 +226,8 @@ class Engine:
         if self._closed:
             return
         self._ready()
-        self._drop(list(self._streams))
-        self._undelivered.clear()
+        self._drop(list(self.delivery.streams))
+        self.delivery.take()
         self._closed = True
         self.runner.close()
         del self.runner
@@ -262,11 +263,9 @@ class Engine:
         What has been committed is in the next outputs, and what has ended has its last.
         """
         for request in self.scheduler.start_over():
-            if request.request_id not in self._streams:  # the call that was to add it broke off
+            if request.request_id not in self.delivery.streams:  # the call to add it broke off
                 self.scheduler.finish(request, "abort")
-        self._undelivered = [out for out in self._undelivered if self._has_counted(out)]
-        self._emit([stream.request for stream in self._streams.values()])
-        self._gone += self._streams
+        self.delivery.start_over()
         self._is_torn = False
 
     @property
@@ -279,7 +278,7 @@ class Engine:
         The rows of all that run, not of what is new in the plan: a row knows what it lacks.
         """
         self._counter.num_preemptions += len(plan.preempted)
-        self._gone += [request.request_id for request in plan.preempted]
+        self.delivery.leave(request.request_id for request in plan.preempted)
         for request in self.scheduler.running:
             self.state.follow(request)
             if request.metrics.first_scheduled_time is None:
@@ -332,6 +331,19 @@ class Engine:
             sampled.append(Sampled(decodes[index], token_ids[:count], length, num_accepted))
         return sampled
 
+    def _cut(self, sampled: list[Sampled]) -> list[Sampled]:
+        """End blocks at stop strings, which only text can show: as if nothing came after them."""
+        kept = []
+        for item in sampled:
+            request = item.decode.request
+            count = self.delivery.streams[request.request_id].num_to_stop(item.token_ids)
+            if count is not None:
+                request.stop_length = request.num_tokens + count
+                accepted = min(item.num_accepted, count)
+                item = replace(item, token_ids=item.token_ids[:count], num_accepted=accepted)
+            kept.append(item)
+        return kept
+
     def _commit(self, sampled: Sequence[Sampled]) -> None:
         """Tokens, KV rows, state rows and counters move together; rejected drafts end here."""
         for item in sampled:
@@ -342,32 +354,14 @@ class Engine:
                 item.num_draft_tokens, item.num_accepted, len(item.token_ids)
             )
 
-    def _emit(self, requests: Iterable[Request]) -> None:
-        """Make outputs of what was committed, and end what has reached its end."""
-        for request in list(requests):
-            stream, reason = self._streams[request.request_id], request.check_finished()
-            if reason is not None and not request.is_finished:
-                self.scheduler.finish(request, reason)
-            if stream.is_behind:
-                output, progress = stream.next_output()
-                self._undelivered.append(output)
-                stream.progress = progress
-            if request.is_finished:
-                self._gone.append(request.request_id)
-                del self._streams[request.request_id]
-
-    def _has_counted(self, output: RequestOutput) -> bool:
-        """False for an output whose `_emit` broke off behind it: it is made again."""
-        stream = self._streams.get(output.request_id)
-        return stream is None or stream.has_counted(output)
-
     def _drop(self, request_ids: Iterable[str]) -> list[str]:
         """Abort those that are unfinished, and return them. The proposer is still to be told."""
-        dropped = [request_id for request_id in request_ids if request_id in self._streams]
+        streams = self.delivery.streams
+        dropped = [request_id for request_id in request_ids if request_id in streams]
         with self._bookkeeping():
             for request_id in dropped:
                 self.scheduler.abort(request_id)
-                self._emit([self._streams[request_id].request])
+                self.delivery.emit([streams[request_id].request])
         return dropped
 
     def _notify(self, sampled: Sequence[Sampled]) -> None:
@@ -387,12 +381,8 @@ class Engine:
         finally:
             self._forget()
 
-    def _deliver(self) -> list[RequestOutput]:
-        outputs, self._undelivered = self._undelivered, []
-        return outputs
-
     def _forget(self) -> None:
         """Tell the proposer who is gone: what has ended, and what is to start over."""
-        gone, self._gone = self._gone, []
+        gone = self.delivery.take_gone()
         if gone and self.proposer is not None:
             self.proposer.forget(gone)

@@ -86,6 +86,7 @@ class Request:
         "row",
         "seed",
         "status",
+        "stop_length",
         "stop_token_ids",
         "token_ids",
         "token_origins",
@@ -127,6 +128,10 @@ class Request:
         # origins, one for each output token.
         self.token_ids: list[int] = list(prompt)
         self.token_origins: list[Origin] = []
+
+        # Number of tokens with which a stop string is complete, where one has been found. Written
+        # by the engine before the commit of the last of them.
+        self.stop_length: int | None = None
 
         # Written by the scheduler. `arrival` orders requests and is given once; `admission` is new
         # each time that the request gets a row, and no two requests ever have the same.
@@ -179,10 +184,10 @@ class Request:
         return max(0, self.limit - len(self.token_ids) - 1)
 
     def check_finished(self) -> FinishReason | None:
-        """Reason to finish, judged by the last emitted token; a stop id wins over the limit."""
+        """Reason to finish, judged by the last emitted token; a stop wins over the limit."""
         if self.num_output_tokens == 0:
             return None
-        if self.token_ids[-1] in self.stop_token_ids:
+        if self.token_ids[-1] in self.stop_token_ids or self.num_tokens == self.stop_length:
             return "stop"
         return "length" if len(self.token_ids) >= self.limit else None
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graphengine.models.detokenizer import IncrementalDetokenizer
+from graphengine.models.stop_strings import end_at_stop, num_held
 from graphengine.models.tokenizer import Tokenizer
 from graphengine.outputs import AnswerLog, CompletionOutput, RequestOutput
 from graphengine.request import Request
@@ -22,9 +23,20 @@ class Progress:
     """How far a stream's outputs have come."""
 
     detokenizer: IncrementalDetokenizer | None
+    held: str = ""  # decoded text that may be the beginning of a stop string
     num_outputs: int = 0
     num_tokens: int = 0
     ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Tokens decoded beyond a stream's progress."""
+
+    detokenizer: IncrementalDetokenizer | None
+    text: str  # to give out
+    held: str
+    num_to_stop: int | None  # tokens up to the end of a stop string, where there is one
 
 
 @dataclass(slots=True)
@@ -62,10 +74,14 @@ class OutputStream:
         """
         request, log, done = self.request, self.log, self.progress
         token_ids = request.token_ids[request.num_prompt_tokens + done.num_tokens :]
-        detokenizer = done.detokenizer.copy() if done.detokenizer is not None else None
-        log.texts[done.num_outputs :] = [_decode(detokenizer, token_ids, request.is_finished)]
+        read = self._read(token_ids)
+        text = read.text
+        if request.is_finished and read.num_to_stop is None and read.detokenizer is not None:
+            text += read.held + read.detokenizer.flush()
+        log.texts[done.num_outputs :] = [text]
         after = Progress(
-            detokenizer,
+            read.detokenizer,
+            held=read.held,
             num_outputs=done.num_outputs + 1,
             num_tokens=done.num_tokens + len(token_ids),
             ended=request.is_finished,
@@ -92,16 +108,28 @@ class OutputStream:
         )
         return output, after
 
+    def num_to_stop(self, token_ids: Sequence[int]) -> int | None:
+        """How many of the next tokens complete a stop string; None where they do not."""
+        return self._read(token_ids).num_to_stop if self.request.params.stop else None
+
+    def _read(self, token_ids: Sequence[int]) -> _Read:
+        """Decode what comes next, token by token, up to the end of a stop string."""
+        params, done = self.request.params, self.progress
+        if done.detokenizer is None:
+            return _Read(None, "", "", None)
+        detokenizer, given, text = done.detokenizer.copy(), "", done.held
+        for count, token_id in enumerate(token_ids, start=1):
+            text += detokenizer.add([token_id])
+            if done.num_tokens + count >= params.min_tokens:
+                include = params.include_stop_str_in_output
+                end = end_at_stop(text, params.stop, include=include)
+                if end is not None:
+                    return _Read(detokenizer, given + text[:end], "", count)
+            keep = len(text) - num_held(text, params.stop)
+            given, text = given + text[:keep], text[keep:]
+        return _Read(detokenizer, given, text, None)
+
     def has_counted(self, output: RequestOutput) -> bool:
         """False for an output of this stream that its progress does not include."""
         completion = output.outputs[0]
         return completion.log is not self.log or completion.num_texts <= self.progress.num_outputs
-
-
-def _decode(
-    detokenizer: IncrementalDetokenizer | None, token_ids: Sequence[int], is_last: bool
-) -> str:
-    if detokenizer is None:
-        return ""
-    text = detokenizer.add(token_ids)
-    return text + detokenizer.flush() if is_last else text

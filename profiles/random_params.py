@@ -8,8 +8,15 @@ from typing import Any
 from graphengine.sampling.params import SamplingParams
 
 
-def random_params(draw: random.Random, vocab_size: int, most: int | None = None) -> SamplingParams:
-    """What a request asks for, with a seed of its own; at most `most` tokens, None: any number."""
+def random_params(
+    draw: random.Random, vocab_size: int, most: int | None = None, *, has_text: bool = False
+) -> SamplingParams:
+    """What a request asks for, with a seed of its own.
+
+    Args:
+        most: tokens, at most; None: any number.
+        has_text: whether it may have stop strings.
+    """
     max_tokens = draw.choice((most, most, 1, 5, 20, 40))
     chosen: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -31,6 +38,8 @@ def random_params(draw: random.Random, vocab_size: int, most: int | None = None)
         "allowed_token_ids": tuple(range(draw.randrange(3), vocab_size, draw.choice((1, 2, 5)))),
         "min_tokens": draw.randint(1, max_tokens or 30),
     }
+    if has_text:
+        fields["stop"] = (". ", "the ", draw.choice("abcdefghijklmnopqrstuvwxyz") + " ", "\n\n")
     chosen["temperature"] = draw.choice((0.0, 0.7, 1.0, 1.0))
     for name in draw.sample(sorted(fields), draw.choice((0, 1, 2, 3, len(fields)))):
         chosen[name] = fields[name]

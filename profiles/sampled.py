@@ -85,7 +85,9 @@ def make_jobs(engine: Engine, seed: int = 0) -> list[Job]:
             Job(
                 request_id=f"r{index}",
                 prompt=prompt[-200:],
-                params=random_params(draw, engine.resolved.model.vocab_size, MAX_TOKENS),
+                params=random_params(
+                    draw, engine.resolved.model.vocab_size, MAX_TOKENS, has_text=True
+                ),
                 arrives=now,
                 aborts=draw.randint(1, 30) if draw.random() < 0.1 else None,
             )

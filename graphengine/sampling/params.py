@@ -46,6 +46,9 @@ class SamplingParams:
             the engine draws one.
         stop_token_ids: ids that end the request, each >= 0; the stop token itself is emitted.
             Any iterable of integers is accepted and stored as a tuple.
+        stop: strings, not empty, that end the request: at the token that completes one, once
+            `min_tokens` are out. The text ends before it, the ids with that token.
+        include_stop_str_in_output: the text ends behind the stop string.
         ignore_eos: go on past the model's own end-of-sequence ids. `stop_token_ids` still stop.
         skip_special_tokens: leave special tokens out of the decoded text (never out of the ids).
 
@@ -67,6 +70,8 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
@@ -76,6 +81,7 @@ class SamplingParams:
             "top_k": max(0, _integer("top_k", self.top_k, -1)),
             "logit_bias": _logit_bias(self.logit_bias),
             "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
+            "stop": _strings("stop", self.stop),
         }
         for name, lowest, highest, allowed in _RANGES:
             value = getattr(self, name)
@@ -89,7 +95,7 @@ class SamplingParams:
             if not ids:
                 raise _refusal("allowed_token_ids", ids, "at least one token id, or None")
             checked["allowed_token_ids"] = ids
-        for name in ("ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise _refusal(name, value, "True or False")
@@ -157,6 +163,17 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise _refusal(name, value, "a list or tuple of token ids >= 0")
     return tuple(_integer(name, item, 0) for item in value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    allowed = "a text or a list of texts, none of them empty"
+    if not isinstance(strings, Iterable):
+        raise _refusal(name, value, allowed)
+    kept = tuple(strings)
+    if not all(isinstance(item, str) and item for item in kept):
+        raise _refusal(name, value, allowed)
+    return kept
 
 
 def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:

@@ -19,7 +19,7 @@ from capture.shapes import ShapeKey
 from graphengine.engine import Engine
 from graphengine.kv.auditor import audit
 from graphengine.model_runner import tier_of
-from graphengine.outputs import RequestOutput
+from graphengine.outputs import CompletionOutput, RequestOutput
 from graphengine.request import Request
 from graphengine.resolve import SAMPLED
 from graphengine.sampling.params import SamplingParams
@@ -164,7 +164,7 @@ class Harness:
         stats = self.engine.kv.stats()
         assert stats.num_used == 0
         assert stats.num_free == stats.num_blocks - 1
-        assert not self.engine._streams
+        assert not self.engine.delivery.streams
         assert not self.engine.scheduler.running
         assert not self.engine.scheduler.waiting
 
@@ -179,15 +179,27 @@ class Harness:
         assert len(answer.token_origins) == len(answer.token_ids), "one origin a token"
         assert answer.text == old_text + output.new_text, "text that no step has given out"
         if output.finished and self.engine.tokenizer is not None:
-            params = self.requests[output.request_id].params
-            assert answer.text == self.engine.tokenizer.decode(
-                answer.token_ids, skip_special_tokens=params.skip_special_tokens
-            )
+            self._check_text(answer, self.requests[output.request_id].params)
         accepted = answer.token_origins.count("accepted")
         counted = output.metrics.num_accepted_tokens
         assert counted == accepted or (self.num_interrupts and counted < accepted)
         assert output.finished == (answer.finish_reason is not None)
         self.outputs[output.request_id] = output
+
+    def _check_text(self, answer: CompletionOutput, params: SamplingParams) -> None:
+        """The whole text, or what comes before the stop string that its last token completes."""
+        assert self.engine.tokenizer is not None
+        decoded, before = (
+            self.engine.tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
+            for ids in (answer.token_ids, answer.token_ids[:-1])
+        )
+        if answer.text != decoded:
+            ends = [len(answer.text) + len(stop) for stop in params.stop]
+            assert decoded.startswith(answer.text)
+            assert any(
+                decoded[:end].endswith(stop) for end, stop in zip(ends, params.stop, strict=True)
+            )
+            assert len(before) < max(ends), "the ids go on behind the stop string"
 
     def _spy_prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         for chunk in chunks:

@@ -55,7 +55,7 @@ POINTS: dict[str, tuple[Callable[[Engine], Any], str, Literal["before", "after"]
     "inside-finish": (lambda engine: engine.scheduler, "_leave_running", "before"),
     "inside-an-output": (lambda engine: streams_module, "RequestOutput", "before"),
     "after-an-output": (lambda engine: streams_module.OutputStream, "next_output", "after"),
-    "after-emit": (lambda engine: engine, "_emit", "after"),
+    "after-emit": (lambda engine: engine.delivery, "emit", "after"),
 }
 STEPS_BETWEEN = 12
 MOST_LINES = 300  # fewer than a step has, as a rule
@@ -63,6 +63,7 @@ BOOKKEEPING = {
     sys.modules[f"graphengine.{name}"].__file__
     for name in (
         "commit",
+        "delivery",
         "engine",
         "kv.block_pool",
         "kv.block_table",
@@ -188,7 +189,7 @@ class LineInterrupts:
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
         code = frame.f_code
         # Outputs that are on their way out of `step` are lost with what it returns.
-        if code.co_filename not in BOOKKEEPING or code.co_name == "_deliver":
+        if code.co_filename not in BOOKKEEPING or code.co_name == "take":
             return None
         if event == "line":
             self._num_left -= 1

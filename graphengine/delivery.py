@@ -1,0 +1,78 @@
+"""Delivery: outputs from what was committed to whoever calls `step`, each once.
+
+Owns the streams of unfinished requests, the outputs that no step has returned yet, and the list of
+those who are gone, which a proposer must be told. Ends requests that have reached their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+
+from graphengine.outputs import RequestOutput
+from graphengine.request import FinishReason, Request
+from graphengine.streams import OutputStream
+
+
+class Delivery:
+    """See the module docstring.
+
+    Args:
+        finish: takes an unfinished request out of the scheduler.
+    """
+
+    def __init__(self, finish: Callable[[Request, FinishReason], None]) -> None:
+        self._finish = finish
+        self.streams: dict[str, OutputStream] = {}  # of unfinished requests, by id
+        self._undelivered: list[RequestOutput] = []
+        self._gone: list[str] = []
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether there are some that no step has returned yet."""
+        return bool(self._undelivered)
+
+    def emit(self, requests: Iterable[Request]) -> None:
+        """Make outputs of what was committed, and end what has reached its end."""
+        for request in list(requests):
+            stream, reason = self.streams[request.request_id], request.check_finished()
+            if reason is not None and not request.is_finished:
+                self._finish(request, reason)
+            if stream.is_behind:
+                output, progress = stream.next_output()
+                self._undelivered.append(output)
+                stream.progress = progress
+            if request.is_finished:
+                self._gone.append(request.request_id)
+                del self.streams[request.request_id]
+
+    def start_over(self) -> None:
+        """After an `emit` that broke off: every request is as new, and no output is made twice."""
+        self._undelivered = [out for out in self._undelivered if self._has_counted(out)]
+        self.emit([stream.request for stream in self.streams.values()])
+        self._gone += self.streams
+
+    def take(self) -> list[RequestOutput]:
+        """What has not been delivered; it has now."""
+        outputs, self._undelivered = self._undelivered, []
+        return outputs
+
+    def hand_back(self, outputs: Iterable[RequestOutput]) -> None:
+        """Put outputs that were taken before all others."""
+        self._undelivered[:0] = outputs
+
+    def drop_outputs(self, request_ids: Set[str]) -> None:
+        self._undelivered = [out for out in self._undelivered if out.request_id not in request_ids]
+
+    def leave(self, request_ids: Iterable[str]) -> None:
+        """These lose what a proposer knows of them, though they go on."""
+        self._gone += request_ids
+
+    def take_gone(self) -> list[str]:
+        """Who has ended, or starts over, since the last time."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def _has_counted(self, output: RequestOutput) -> bool:
+        """False for an output whose `emit` broke off behind it: it is made again."""
+        stream = self.streams.get(output.request_id)
+        return stream is None or stream.has_counted(output)
