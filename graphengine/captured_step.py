@@ -26,7 +26,18 @@ Views = Mapping[str, torch.Tensor]
 def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
     """Every static buffer: those of the host, of the forward and of the verifier."""
     rows, width = sizes.num_state_rows, packed_width(sizes.max_draft_tokens)
+    rejection = [
+        _input("has_draft_probs", (rows,), cells_only=True),
+        BufferSpec(
+            name="draft_probs",
+            shape=("T", model.vocab_size),
+            dtype=torch.float32,
+            role="input",
+            cells_only=True,
+        ),
+    ]
     return [
+        *(rejection if sizes.rejection else ()),
         _input("token_ids", ("T",)),
         _input("positions", ("T",)),
         _input("slot_mapping", ("T",)),

@@ -16,6 +16,7 @@ import torch
 
 from capture.config import CaptureConfig
 from proposers import registry
+from proposers.info import ProposerInfo
 
 SPECULATE_VARIABLE = "GRAPHENGINE_SPECULATE"
 MAX_DRAFT_TOKENS = 64
@@ -35,8 +36,12 @@ class SpeculativeConfig:
         method: registered proposer name; `graphengine proposers` lists them.
         model: path of the draft model, for proposers that carry one; others refuse it.
         max_draft_tokens: most drafts a request may have in one step (k), 1 to 64.
-        verification: `exact`, the only mode built: output is token-identical to no speculation.
-        draft_sampling: `greedy`, the only mode built.
+        verification: `exact`: output is token-identical to no speculation. `rejection`: output is
+            distributed as without (Leviathan et al. 2023), and greedy requests are identical; the
+            same seed gives the same tokens only where the same drafts come with the same steps.
+        draft_sampling: `greedy`: a draft is the proposer's likeliest token. `probabilistic`: it is
+            drawn from the proposer's distribution, which needs `rejection` and a proposer that has
+            one; `exact` would accept it too seldom.
         adaptive: choose k from measurement; only False (a fixed k) is built.
         self_check: `error`, `warn` or `off`: what to do where a model-carrying proposer accepts
             near chance at load. Others have nothing to check, and refuse all but the default.
@@ -86,8 +91,9 @@ class SpeculativeConfig:
                 f"max_draft_tokens={max_draft_tokens}: allowed are 1 to {MAX_DRAFT_TOKENS}; "
                 f'to turn speculation off pass speculative="off"'
             )
-        _only("verification", verification, "exact", built_later=("rejection",))
-        _only("draft_sampling", draft_sampling, "greedy", built_later=("coupled", "probabilistic"))
+        if verification not in ("exact", "rejection"):
+            raise ValueError(f"verification={verification!r}: allowed are exact, rejection")
+        _check_draft_sampling(draft_sampling, verification, info)
         if adaptive is not False:
             raise ValueError(
                 f"adaptive={adaptive!r}: only False (a fixed draft length) is available in "
@@ -254,7 +260,17 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
         raise ValueError(f"{name}={value!r}: expected an integer from {low} to {high}")
 
 
-def _only(name: str, value: object, allowed: str, *, built_later: tuple[str, ...]) -> None:
-    if value != allowed:
-        why = " (not built in this version)" if value in built_later else ""
-        raise ValueError(f"{name}={value!r}{why}: allowed is {allowed}")
+def _check_draft_sampling(value: str, verification: str, info: ProposerInfo) -> None:
+    if value == "greedy":
+        return
+    allowed = "greedy" if not info.produces_probs else "greedy, probabilistic"
+    if value != "probabilistic" or not info.produces_probs:
+        why = " (not built in this version)" if value == "coupled" else ""
+        raise ValueError(
+            f"draft_sampling={value!r}{why}: allowed with proposer {info.name!r}: {allowed}"
+        )
+    if verification != "rejection":
+        raise ValueError(
+            "draft_sampling='probabilistic' with verification='exact' would accept too seldom: "
+            "use verification='rejection', or draft_sampling='greedy'"
+        )

@@ -323,7 +323,8 @@ class Engine:
             return []
         requests = [decodes[index].request for index in alive]
         drafts, lengths = draft.token_ids[alive], draft.num_draft_tokens[alive]
-        packed = self.runner.verify(requests, drafts, lengths)
+        probs = None if draft.probs is None else draft.probs[alive]
+        packed = self.runner.verify(requests, drafts, lengths, probs)
         self._counter.count_step(len(alive))
         sampled = []
         for index, length, row in zip(alive, lengths.tolist(), packed.tolist(), strict=True):

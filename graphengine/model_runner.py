@@ -73,21 +73,22 @@ class ModelRunner:
             NativeGreedyVerify() if native else self.compiler.piece("greedy_verify", greedy_verify)
         )
         self.buffers = make_buffers(resolved.model, self.sizes, resolved.device)
+        sampler = NativeSampler(state.sampler, rejection=self.sizes.rejection)
         self.manager = CaptureManager(
             resolved.table,
             self.buffers,
             capture,
             steps={
                 GREEDY: CapturedStep(self.decoder, None, self.verifier, self.buffers),
-                SAMPLED: CapturedStep(
-                    self.decoder, NativeSampler(state.sampler), self.verifier, self.buffers
-                ),
+                SAMPLED: CapturedStep(self.decoder, sampler, self.verifier, self.buffers),
             },
             prepare=self._prepare,
             run_program=library.load().run_calls,
         )
         self._state = state
         self._cells: dict[ShapeKey, _Cell] = {}
+        rejection = self.sizes.rejection
+        self._inputs = step_batch.REJECTION_INPUTS if rejection else step_batch.SAMPLED_INPUTS
         rows = self.sizes.num_state_rows
         self._packed = self.buffers.whole("packed").view(rows, -1).numpy()
 
@@ -116,7 +117,11 @@ class ModelRunner:
         self.compiler.finish_warmup()
 
     def verify(
-        self, requests: Sequence[Request], draft_token_ids: IntArray, num_draft_tokens: IntArray
+        self,
+        requests: Sequence[Request],
+        draft_token_ids: IntArray,
+        num_draft_tokens: IntArray,
+        draft_probs: torch.Tensor | None = None,
     ) -> IntArray:
         """Run one decode step through the table.
 
@@ -124,6 +129,8 @@ class ModelRunner:
             requests: [num_reqs] in batch order, their state rows up to date.
             draft_token_ids: [num_reqs, k], anything beyond each request's drafts.
             num_draft_tokens: [num_reqs].
+            draft_probs: [num_reqs, k, vocab] fp32, what drafts were drawn by; None: they were
+                certain. Looked at by rejection alone.
 
         Returns:
             int32 [num_reqs, k_max + 3], a view of the output buffer, valid until the next step:
@@ -138,6 +145,9 @@ class ModelRunner:
         )
         if tier == SAMPLED:
             step_batch.write_sampled(cell.inputs, key, self._state, requests)
+            if self.sizes.rejection:
+                probs = None if draft_probs is None else draft_probs.numpy()
+                step_batch.write_draft_probs(cell.inputs, key, probs, len(requests))
         self.decoder.attention.plan(cell.forward.attention)
         num_tokens = len(requests) + int(num_draft_tokens.sum())
         self.manager.replay(key, num_reqs=len(requests), num_tokens=num_tokens)
@@ -177,14 +187,14 @@ class ModelRunner:
         cell = self._cells.get(key)
         if cell is None:
             views = self.buffers.cell(key)
-            host = step_batch.host_views(views, step_batch.SAMPLED_INPUTS)
+            host = step_batch.host_views(views, self._inputs)
             cell = self._cells[key] = _Cell(host, ForwardInputs.of(views))
         return cell
 
     def _prepare(self, key: ShapeKey, variant: int) -> None:
         """Inputs of a plausible batch for warm-up and capture: all rows live in the null block."""
         views = self._cell(key).inputs
-        for name in step_batch.SAMPLED_INPUTS:
+        for name in self._inputs:
             views[name][...] = self.buffers.specs[name].fill
         views["query_start_loc"][:] = np.arange(key.num_reqs + 1) * key.query_len
         views["query_len"][0] = key.query_len

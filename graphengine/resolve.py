@@ -33,6 +33,7 @@ class RunnerSizes:
     max_draft_tokens: int
     max_model_len: int
     block_size: int
+    rejection: bool = False  # verification: drafts may come with the distribution they are from
 
     @property
     def num_state_rows(self) -> int:
@@ -94,6 +95,7 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
         max_draft_tokens=max_draft_tokens,
         max_model_len=max_model_len,
         block_size=config.cache.block_size,
+        rejection=speculative is not None and speculative.verification == "rejection",
     )
     return ResolvedConfig(
         model=model,

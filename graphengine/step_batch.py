@@ -31,6 +31,7 @@ def host_views(views: Mapping[str, torch.Tensor], names: Sequence[str]) -> HostV
 PREFILL_INPUTS = ("token_ids", "positions", "slot_mapping", "block_table", "query_start_loc")
 DECODE_INPUTS = (*PREFILL_INPUTS, "query_len", "num_draft_tokens", "stop_ids", "max_new_tokens")
 SAMPLED_INPUTS = (*DECODE_INPUTS, "state_rows", "mask")
+REJECTION_INPUTS = (*SAMPLED_INPUTS, "draft_probs", "has_draft_probs")
 
 
 def write_decode(
@@ -98,6 +99,22 @@ def write_sampled(
         else:
             masks[index] = -1
     masks[len(rows) :] = -1
+
+
+def write_draft_probs(
+    views: HostViews, key: ShapeKey, draft_probs: npt.NDArray[np.float32] | None, num_reqs: int
+) -> None:
+    """Fill the distributions that drafts were drawn from: row j has that of the draft after it.
+
+    Args:
+        draft_probs: [num_reqs, >= longest draft, vocab]; None: every draft was certain.
+    """
+    views["has_draft_probs"][:] = 0
+    if draft_probs is not None:
+        views["has_draft_probs"][:num_reqs] = 1
+        width = min(key.query_len - 1, draft_probs.shape[1])
+        rows = views["draft_probs"].reshape(key.num_reqs, key.query_len, -1)
+        rows[:num_reqs, :width] = draft_probs[:, :width]
 
 
 def write_prefill(views: HostViews, state: RequestState, chunks: Sequence[PrefillChunk]) -> None:

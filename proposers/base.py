@@ -113,6 +113,13 @@ class Draft:
             (live & ((self.token_ids < 0) | (self.token_ids >= vocab_size))).any(axis=1),
             lambda row: f"draft ids {self.token_ids[row].tolist()} outside [0, {vocab_size})",
         )
+        if self.probs is not None:
+            ids = np.maximum(self.token_ids, 0)[:, :, None]
+            drawn = np.take_along_axis(self.probs.numpy(), ids, axis=2)[:, :, 0]
+            _fail_on_first_row(
+                (live & ~(drawn > 0)).any(axis=1),
+                lambda row: f"a draft has probability {drawn[row].tolist()} of being drawn",
+            )
         _fail_on_first_row(
             (~live & (self.token_ids != NO_TOKEN)).any(axis=1),
             lambda row: (

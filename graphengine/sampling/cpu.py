@@ -47,14 +47,17 @@ class NativeGreedyVerify:
 
 
 class NativeSampler:
-    """Processed logits and the target's tokens of a cell, as two native calls.
+    """Processed logits and the target's tokens of a cell, as native calls.
 
     Args:
         state: read in place; its tensors must outlive the graphs.
+        rejection: the target's token is the draft where that is accepted by the ratio of its
+            probabilities, else one from what is left.
     """
 
-    def __init__(self, state: SamplerState) -> None:
+    def __init__(self, state: SamplerState, *, rejection: bool = False) -> None:
         self._state = state
+        self._reject = native_op("reject_rows") if rejection else None
         self._process = native_op("process_logits")
         self._sample = native_op("sample_rows")
 
@@ -71,6 +74,19 @@ class NativeSampler:
             views["positions"],
             views["query_len"],
             views["state_rows"],
+            state.settings,
+            *processed.shape,
+        )
+        if self._reject is None:
+            return
+        names = ("token_ids", "positions", "query_len", "num_draft_tokens", "has_draft_probs")
+        others = [views[name] for name in (*names, "state_rows")]
+        check_contiguous(views["draft_probs"], *others)
+        self._reject(
+            views["target_ids"],
+            processed,
+            views["draft_probs"],
+            *others,
             state.settings,
             *processed.shape,
         )

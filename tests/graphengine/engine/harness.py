@@ -207,13 +207,15 @@ class Harness:
             self._written.update(slots(self.engine.kv, chunk.request, chunk.start, end))
         self._prefill(chunks)
 
-    def _spy_verify(self, batch: list[Request], drafts: Any, lengths: Any) -> Any:
+    def _spy_verify(
+        self, batch: list[Request], drafts: Any, lengths: Any, probs: Any = None
+    ) -> Any:
         self.batch_sizes.append(len(batch))
         for request, num_draft_tokens in zip(batch, lengths.tolist(), strict=True):
             start, stop = request.kv_len, request.kv_len + 1 + num_draft_tokens
             assert stop < self.engine.resolved.sizes.max_model_len, "a row at the context limit"
             self._written.update(slots(self.engine.kv, request, start, stop))
-        packed = self._verify(batch, drafts, lengths)
+        packed = self._verify(batch, drafts, lengths, probs)
         for (count, accepted, *ids), draft in zip(packed.tolist(), drafts.tolist(), strict=True):
             common = [a == b for a, b in zip(ids[:count], draft, strict=False)]
             assert accepted == [*common, False].index(False)

@@ -45,13 +45,21 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"speculative": SpeculativeConfig("ngram", self_check="maybe")},
         "self_check='maybe'.*error, warn, off",
     ),
-    "verification-planned": (
-        lambda: {"speculative": SpeculativeConfig("ngram", verification="rejection")},
-        "verification='rejection' .not built.*allowed is exact",
+    "verification-unknown": (
+        lambda: {"speculative": SpeculativeConfig("ngram", verification="typical")},
+        "verification='typical': allowed are exact, rejection",
     ),
     "draft-sampling-planned": (
         lambda: {"speculative": SpeculativeConfig("ngram", draft_sampling="coupled")},
-        "draft_sampling='coupled' .not built.*allowed is greedy",
+        "draft_sampling='coupled' .not built.*'ngram': greedy",
+    ),
+    "draft-sampling-without-probs": (
+        lambda: {
+            "speculative": SpeculativeConfig(
+                "ngram", verification="rejection", draft_sampling="probabilistic"
+            )
+        },
+        "draft_sampling='probabilistic': allowed with proposer 'ngram': greedy",
     ),
     "adaptive-planned": (
         lambda: {"speculative": SpeculativeConfig("ngram", adaptive=True)},
