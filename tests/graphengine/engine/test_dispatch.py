@@ -73,11 +73,12 @@ def test_every_static_buffer_holds_the_largest_cell(
         "qkv": rows * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim,
         "attended": rows * model.num_heads * model.head_dim,
         "activated": rows * model.intermediate_size,
-        "logits": rows * VOCAB_SIZE,
+        **dict.fromkeys(("logits", "processed"), rows * VOCAB_SIZE),
+        "mask": rows * VOCAB_SIZE // 32,
         "query_len": 1,
         "query_start_loc": max_num_seqs + 1,
         "block_table": max_num_seqs * 64 // 4,
-        **dict.fromkeys(("num_draft_tokens", "max_new_tokens"), max_num_seqs),
+        **dict.fromkeys(("num_draft_tokens", "max_new_tokens", "state_rows"), max_num_seqs),
         "stop_ids": max_num_seqs * MAX_STOP_IDS,
         "packed": max_num_seqs * (k + 3),
     }
@@ -184,7 +185,7 @@ def test_more_cells_need_no_more_memory_each(checkpoints: Checkpoints) -> None:
         buffers.append(engine.runner.buffers.num_bytes)
         largest.append(max(sizes.values()))
         engine.close()
-    assert cells == [2, 16 * 7]
+    assert cells == [2 * 2, 2 * 16 * 7]  # in two tiers
     assert buffers[0] == buffers[1]
     assert largest[0] == largest[1] > 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +48,16 @@ class Echo(MockProposer):
 
 
 def run_everything(engine: Engine, tag: str) -> None:
+    """Both tiers, one after the other."""
+    for temperature in (0.0, 1.0):
+        run_tier(engine, f"{tag}-{temperature}", SamplingParams(temperature=temperature, seed=1))
+
+
+def run_tier(engine: Engine, tag: str, params: SamplingParams) -> None:
     """Batches grow from 1 to 16 and shrink by aborts and ends, at every draft length."""
     draw = random.Random(0)
     lengths = iter([*PROMPT_LENGTHS] * 20)
-    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    params = replace(params, max_tokens=9, ignore_eos=True)
     for limit in range(K + 1):
         engine.draft_limit = limit
         for size in range(1, MAX_NUM_SEQS + 1):
@@ -64,7 +71,8 @@ def run_everything(engine: Engine, tag: str) -> None:
             engine.step()
         batch = [f"{tag}-{limit}-batch-{index}" for index in range(MAX_NUM_SEQS)]
         for request_id in batch:  # all at once, then one fewer each step
-            engine.add_request(request_id, [draw.randrange(256)] * 2, SamplingParams(max_tokens=40))
+            long = replace(params, max_tokens=40, ignore_eos=False)
+            engine.add_request(request_id, [draw.randrange(256)] * 2, long)
         for request_id in batch:
             engine.step()
             engine.abort(request_id)

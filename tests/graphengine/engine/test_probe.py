@@ -126,7 +126,7 @@ def test_every_piece_of_the_step_is_probed(engine: Engine) -> None:
     runner = engine.runner
     shape = runner.verifier_shape
     probed = {one.name for one in problems(runner.decoder, shape, rows=8, max_model_len=400)}
-    others = {"attention of several requests", "verifier"}
+    others = {"attention of several requests", "sampler", "verifier"}
     assert probed == {*PIECES} - {"rope_write"} | others
     operations = {name for name in vars(LayerOps) if not name.startswith("_")}
     assert operations == {piece.split()[0] for piece in PIECES} - {"attention"}

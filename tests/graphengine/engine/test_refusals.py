@@ -53,7 +53,7 @@ def test_a_refused_request_leaves_no_trace(name: str, checkpoints: Checkpoints) 
 @pytest.mark.parametrize("field", ["max_tokens", "temperature", "stop_token_ids"])
 def test_bad_parameters_name_their_field(field: str) -> None:
     """A parameter that is taken and ignored; an error that names another."""
-    bad: dict[str, Any] = {"max_tokens": 0, "temperature": 0.7, "stop_token_ids": (-1,)}
+    bad: dict[str, Any] = {"max_tokens": 0, "temperature": -0.7, "stop_token_ids": (-1,)}
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{field: bad[field]})
 
