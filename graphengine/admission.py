@@ -96,11 +96,11 @@ def _check_ids(request_id: str, what: str, ids: Sequence[int], vocab_size: int) 
 
 def _check_allowed(request: Request, vocab_size: int) -> None:
     allowed = request.params.allowed_token_ids
-    if allowed is None:
+    _check_ids(request.request_id, "allowed token", allowed or (), vocab_size)
+    if not request.params.min_tokens:
         return
-    _check_ids(request.request_id, "allowed token", allowed, vocab_size)
-    if request.params.min_tokens and request.stop_token_ids.issuperset(allowed):
+    if request.stop_token_ids.issuperset(range(vocab_size) if allowed is None else allowed):
         raise ValueError(
-            f"request {request.request_id!r}: allowed_token_ids={allowed} are all stop ids, which "
-            f"leaves nothing to emit before min_tokens={request.params.min_tokens} are out"
+            f"request {request.request_id!r}: min_tokens={request.params.min_tokens}: every token "
+            "that allowed_token_ids leaves is a stop id, so nothing can be emitted before"
         )

@@ -16,7 +16,8 @@ from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, ForwardBuffers, ForwardInputs
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import MAX_PREFILL_ROWS, RunnerSizes
-from graphengine.sampling.cpu import NativeSampler
+from graphengine.sampling.cpu import NativeLogprobs, NativeSampler
+from graphengine.sampling.params import MAX_LOGPROBS
 from graphengine.sampling.state import mask_words
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
 
@@ -71,6 +72,9 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
         BufferSpec(
             name="target_ids", shape=("T",), dtype=torch.int32, role="scratch", cells_only=True
         ),
+        _output("logprob_ids", ("T", MAX_LOGPROBS + 1), torch.int32),
+        _output("logprob_values", ("T", MAX_LOGPROBS + 1), torch.float32),
+        _output("logprob_ranks", ("T",), torch.int32),
         BufferSpec(
             name="packed", shape=(rows, width), dtype=torch.int32, role="output", cells_only=True
         ),
@@ -94,6 +98,7 @@ class CapturedStep:
     Args:
         decoder: the target model.
         sampler: chooses the target's token for every row; None: the most likely one.
+        logprobs: gives out what was likely; None: nothing is.
         verify: the verifier.
         buffers: where the views come from; the verifier looks at whole storages, so that its shapes
             do not depend on the cell and it is compiled once.
@@ -103,11 +108,13 @@ class CapturedStep:
         self,
         decoder: Decoder,
         sampler: NativeSampler | None,
+        logprobs: NativeLogprobs | None,
         verify: GreedyVerify,
         buffers: StaticBuffers,
     ) -> None:
         self._decoder = decoder
         self._sampler = sampler
+        self._logprobs = logprobs
         self._verify = verify
         self._all_target_ids = buffers.whole("target_ids")
         self._all_token_ids = buffers.whole("token_ids")
@@ -120,6 +127,8 @@ class CapturedStep:
             self._decoder.ops.argmax(views["target_ids"], views["logits"])
         else:
             self._sampler(views)
+        if self._logprobs is not None:
+            self._logprobs(views)
         self._verify(
             views["packed"],
             self._all_target_ids,
@@ -137,6 +146,10 @@ def _input(
     return BufferSpec(
         name=name, shape=shape, dtype=torch.int32, role="input", fill=fill, cells_only=cells_only
     )
+
+
+def _output(name: str, shape: tuple[int | str, ...], dtype: torch.dtype) -> BufferSpec:
+    return BufferSpec(name=name, shape=shape, dtype=dtype, role="output", cells_only=True)
 
 
 def _activation(name: str, width: int) -> BufferSpec:

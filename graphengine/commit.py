@@ -7,10 +7,11 @@ or verified, and stops have been applied before: what is passed here is emitted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphengine.kv.manager import KVManager
 from graphengine.request import Request, RequestStatus
+from graphengine.sampling.logprobs import Logprob
 
 
 class CommitError(AssertionError):
@@ -23,6 +24,7 @@ def commit(
     sampled_token_ids: Sequence[int],
     num_draft_tokens: int,
     num_accepted: int | None = None,
+    logprobs: Sequence[Mapping[int, Logprob]] = (),
 ) -> None:
     """Keeps the first `len(sampled_token_ids)` rows of the verify step and drops the rest.
 
@@ -38,6 +40,7 @@ def commit(
             cell are not drafts.
         num_accepted: how many of the *kept* tokens were drafts: `num_sampled - 1`, the default, or
             `num_sampled` where a stop cut the block behind an accepted draft.
+        logprobs: one for each of `sampled_token_ids`, where the request asks for them.
 
     Raises:
         CommitError: the request is not decoding, no token, more tokens than rows written, past the
@@ -51,6 +54,8 @@ def commit(
 
     # The tokens decide whether a commit that breaks off has happened; all else follows from them.
     del request.token_origins[request.num_output_tokens :]
+    del request.token_logprobs[request.num_output_tokens :]
+    request.token_logprobs.extend(logprobs)
     request.token_origins.extend(["accepted"] * accepted)
     if len(ids) > accepted:
         request.token_origins.append("bonus" if accepted == num_draft_tokens else "recovered")

@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,22 +22,13 @@ from graphengine.delivery import Delivery
 from graphengine.kv.manager import KVManager
 from graphengine.outputs import EngineStats, RequestOutput
 from graphengine.request import RequestStatus
+from graphengine.sampled import Sampled, read_sampled
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk, ScheduledDecode, Scheduler, StepPlan
 from graphengine.startup import StartProgress, make_proposer, start
 from graphengine.stats import StatsCounter
 from graphengine.streams import OutputStream
 from proposers.base import Commit, Draft, ProposeInputs, Proposer
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a verify step emits for one request, stops applied."""
-
-    decode: ScheduledDecode
-    token_ids: list[int]
-    num_draft_tokens: int
-    num_accepted: int  # of `token_ids`, how many were drafts
 
 
 class Engine:
@@ -326,11 +316,8 @@ class Engine:
         probs = None if draft.probs is None else draft.probs[alive]
         packed = self.runner.verify(requests, drafts, lengths, probs)
         self._counter.count_step(len(alive))
-        sampled = []
-        for index, length, row in zip(alive, lengths.tolist(), packed.tolist(), strict=True):
-            count, num_accepted, *token_ids = row
-            sampled.append(Sampled(decodes[index], token_ids[:count], length, num_accepted))
-        return sampled
+        found = [decodes[index] for index in alive]
+        return read_sampled(found, lengths.tolist(), packed.tolist(), self.runner)
 
     def _cut(self, sampled: list[Sampled]) -> list[Sampled]:
         """End blocks at stop strings, which only text can show: as if nothing came after them."""
@@ -340,16 +327,21 @@ class Engine:
             count = self.delivery.streams[request.request_id].num_to_stop(item.token_ids)
             if count is not None:
                 request.stop_length = request.num_tokens + count
-                accepted = min(item.num_accepted, count)
-                item = replace(item, token_ids=item.token_ids[:count], num_accepted=accepted)
-            kept.append(item)
+            kept.append(item if count is None else item.cut(count))
         return kept
 
     def _commit(self, sampled: Sequence[Sampled]) -> None:
         """Tokens, KV rows, state rows and counters move together; rejected drafts end here."""
         for item in sampled:
             request = item.decode.request
-            commit(self.kv, request, item.token_ids, item.num_draft_tokens, item.num_accepted)
+            commit(
+                self.kv,
+                request,
+                item.token_ids,
+                item.num_draft_tokens,
+                item.num_accepted,
+                item.logprobs,
+            )
             self.state.follow(request)
             self._counter.count_request(
                 item.num_draft_tokens, item.num_accepted, len(item.token_ids)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from capture.compile import PieceCompiler
@@ -29,8 +31,8 @@ from graphengine.models.torch_ops import TorchOps
 from graphengine.probe import VerifierShape
 from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
-from graphengine.resolve import GREEDY, MAX_PREFILL_ROWS, SAMPLED, ResolvedConfig
-from graphengine.sampling.cpu import NativeGreedyVerify, NativeSampler
+from graphengine.resolve import GREEDY, LOGPROBS, MAX_PREFILL_ROWS, SAMPLED, ResolvedConfig
+from graphengine.sampling.cpu import NativeGreedyVerify, NativeLogprobs, NativeSampler
 from graphengine.sampling.verifier import GreedyVerify, greedy_verify
 from graphengine.scheduler import PrefillChunk
 
@@ -79,14 +81,18 @@ class ModelRunner:
             self.buffers,
             capture,
             steps={
-                GREEDY: CapturedStep(self.decoder, None, self.verifier, self.buffers),
-                SAMPLED: CapturedStep(self.decoder, sampler, self.verifier, self.buffers),
+                GREEDY: CapturedStep(self.decoder, None, None, self.verifier, self.buffers),
+                SAMPLED: CapturedStep(self.decoder, sampler, None, self.verifier, self.buffers),
+                LOGPROBS: CapturedStep(
+                    self.decoder, sampler, NativeLogprobs(), self.verifier, self.buffers
+                ),
             },
             prepare=self._prepare,
             run_program=library.load().run_calls,
         )
         self._state = state
         self._cells: dict[ShapeKey, _Cell] = {}
+        self._last: ShapeKey | None = None
         rejection = self.sizes.rejection
         self._inputs = step_batch.REJECTION_INPUTS if rejection else step_batch.SAMPLED_INPUTS
         rows = self.sizes.num_state_rows
@@ -143,7 +149,7 @@ class ModelRunner:
         step_batch.write_decode(
             cell.inputs, key, self._state, requests, draft_token_ids, num_draft_tokens
         )
-        if tier == SAMPLED:
+        if tier != GREEDY:
             step_batch.write_sampled(cell.inputs, key, self._state, requests)
             if self.sizes.rejection:
                 probs = None if draft_probs is None else draft_probs.numpy()
@@ -151,6 +157,7 @@ class ModelRunner:
         self.decoder.attention.plan(cell.forward.attention)
         num_tokens = len(requests) + int(num_draft_tokens.sum())
         self.manager.replay(key, num_reqs=len(requests), num_tokens=num_tokens)
+        self._last = key
         return self._packed[: len(requests)]
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
@@ -167,6 +174,20 @@ class ModelRunner:
         inputs = ForwardInputs.of(views)
         self.decoder.attention.plan(inputs.attention)
         self.decoder.forward(inputs, ForwardBuffers.of(views))
+
+    def last_logprobs(self, num_reqs: int) -> tuple[npt.NDArray[Any], ...]:
+        """Ids, values and ranks of the latest replay, which was of the LOGPROBS tier.
+
+        [num_reqs, query_len, MAX_LOGPROBS + 1] twice and [num_reqs, query_len]; views, valid until
+        the next step.
+        """
+        assert self._last is not None, "nothing has been replayed"
+        assert self._last.tier == LOGPROBS, f"a cell without log-probabilities: {self._last}"
+        views = self.buffers.cell(self._last)
+        shape = (self._last.num_reqs, self._last.query_len, -1)
+        names = ("logprob_ids", "logprob_values", "logprob_ranks")
+        ids, values, ranks = (views[name].numpy().reshape(shape)[:num_reqs] for name in names)
+        return ids, values, ranks[:, :, 0]
 
     def last_logits(self, key: ShapeKey) -> torch.Tensor:
         """Logits [num_reqs, query_len, vocab] fp32 of the latest replay, which must be of `key`.
@@ -206,6 +227,8 @@ class ModelRunner:
 
 def tier_of(requests: Iterable[Request]) -> str:
     """The cheapest tier that has what every one of these needs."""
+    if any(request.params.logprobs is not None for request in requests):
+        return LOGPROBS
     is_greedy = all(request.params.is_plain_greedy for request in requests)
     return GREEDY if is_greedy else SAMPLED
 

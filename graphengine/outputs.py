@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from graphengine.request import FinishReason, Origin, RequestMetrics
+from graphengine.sampling.logprobs import Logprob
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +26,8 @@ class AnswerLog:
     token_ids: Sequence[int]  # prompt first
     num_prompt_tokens: int
     token_origins: Sequence[Origin]  # one for each token after the prompt
+    # one for each token after the prompt, where the request asks for them
+    token_logprobs: Sequence[Mapping[int, Logprob]] = ()
     # what each output added, written by the request's stream
     texts: list[str] = field(default_factory=list)
 
@@ -54,6 +57,24 @@ class CompletionOutput:
     def token_origins(self) -> list[Origin]:
         """Where each token came from, `[num_tokens]`."""
         return list(self.log.token_origins[: self.num_tokens])
+
+    @cached_property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """By position `[num_tokens]`: the emitted token's and the likeliest ones', by token id.
+
+        None where the request did not ask.
+        """
+        if not self.log.token_logprobs:
+            return None
+        return [dict(one) for one in self.log.token_logprobs[: self.num_tokens]]
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the emitted tokens' log-probabilities; None where the request did not ask."""
+        if self.logprobs is None:
+            return None
+        found = zip(self.logprobs, self.token_ids, strict=True)
+        return sum(one[token].logprob for one, token in found)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CompletionOutput):

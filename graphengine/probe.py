@@ -16,8 +16,8 @@ from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder
 from graphengine.request import Request
 from graphengine.request_state import MAX_STOP_IDS
-from graphengine.sampling.cpu import NativeSampler
-from graphengine.sampling.params import SamplingParams
+from graphengine.sampling.cpu import NativeLogprobs, NativeSampler
+from graphengine.sampling.params import MAX_LOGPROBS, SamplingParams
 from graphengine.sampling.state import SamplerState, mask_words
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
 
@@ -216,11 +216,12 @@ def _history(config: ModelConfig) -> int:
 
 
 def _sampler_problem(vocab_size: int, rows: int, random: Callable[..., Tensor]) -> Problem:
-    """Processed logits and chosen tokens of rows that are a request each, of several kinds."""
+    """What the sampler gives for rows that are a request each, of several kinds."""
     state = SamplerState(max_num_seqs=len(SAMPLED), vocab_size=vocab_size)
     for row, params in enumerate(SAMPLED):
         state.start(row, Request("probe", [row], params, max_model_len=2))
-    sampler, logits = NativeSampler(state), 4 * random(rows, vocab_size)
+    sampler, logprobs = NativeSampler(state), NativeLogprobs()
+    logits = 4 * random(rows, vocab_size)
     token_ids = torch.zeros(rows, dtype=torch.int32)
     state_rows = torch.arange(rows, dtype=torch.int32) % (len(SAMPLED) + 1)
     mask = torch.full((rows, mask_words(vocab_size)), -1, dtype=torch.int32)
@@ -235,9 +236,15 @@ def _sampler_problem(vocab_size: int, rows: int, random: Callable[..., Tensor]) 
             "query_len": torch.ones(1, dtype=torch.int32),
             "state_rows": state_rows[low:high],
             "mask": mask[low:high],
+            "logprob_ids": torch.empty(high - low, MAX_LOGPROBS + 1, dtype=torch.int32),
+            "logprob_values": torch.empty(high - low, MAX_LOGPROBS + 1),
+            "logprob_ranks": torch.empty(high - low, 1, dtype=torch.int32),
         }
         sampler(views)
-        return torch.cat((views["processed"], views["target_ids"][:, None].float()), dim=1)
+        logprobs(views)
+        outputs = ("processed", "logprob_values", "logprob_ids", "logprob_ranks")
+        found = [views[name].float() for name in outputs]
+        return torch.cat((*found, views["target_ids"][:, None].float()), dim=1)
 
     return Problem("sampler", rows, sample)
 

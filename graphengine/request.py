@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import enum
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from graphengine.kv.block_table import BlockTable
+from graphengine.sampling.logprobs import Logprob
 from graphengine.sampling.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -89,6 +90,7 @@ class Request:
         "stop_length",
         "stop_token_ids",
         "token_ids",
+        "token_logprobs",
         "token_origins",
     )
 
@@ -128,6 +130,7 @@ class Request:
         # origins, one for each output token.
         self.token_ids: list[int] = list(prompt)
         self.token_origins: list[Origin] = []
+        self.token_logprobs: list[Mapping[int, Logprob]] = []  # where `params` asks for them
 
         # Number of tokens with which a stop string is complete, where one has been found. Written
         # by the engine before the commit of the last of them.

@@ -19,7 +19,8 @@ from graphengine.models.config import ModelConfig
 from graphengine.scheduler import SchedulerConfig
 
 GREEDY = "greedy"  # tier of steps whose every row is T = 0 without an active processor
-SAMPLED = "sampled"  # tier of all others: the whole processor stack
+SAMPLED = "sampled"  # tier of others: the whole processor stack
+LOGPROBS = "logprobs"  # as SAMPLED, and what was likely is given out
 MAX_PREFILL_ROWS = 256  # rows of one prefill forward; longer chunks take several
 DEFAULT_MAX_MODEL_LEN = 8192
 DEFAULT_BATCHED_TOKENS = 2048
@@ -107,7 +108,7 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             config.capture,
             max_num_seqs=sizes.max_num_seqs,
             max_draft_tokens=sizes.max_draft_tokens,
-            tiers=(GREEDY, SAMPLED),
+            tiers=(GREEDY, SAMPLED, LOGPROBS),
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=config.max_num_seqs,

@@ -51,7 +51,12 @@ class OutputStream:
     def open(cls, request: Request, tokenizer: Tokenizer | None) -> OutputStream:
         """Start the stream of a request that has just been queued; without a tokenizer no text."""
         request.metrics.arrival_time = time.perf_counter()
-        log = AnswerLog(request.token_ids, request.num_prompt_tokens, request.token_origins)
+        log = AnswerLog(
+            request.token_ids,
+            request.num_prompt_tokens,
+            request.token_origins,
+            request.token_logprobs,
+        )
         detokenizer = None
         if tokenizer is not None:
             skip = request.params.skip_special_tokens

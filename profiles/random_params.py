@@ -38,9 +38,12 @@ def random_params(
         "allowed_token_ids": tuple(range(draw.randrange(3), vocab_size, draw.choice((1, 2, 5)))),
         "min_tokens": draw.randint(1, max_tokens or 30),
     }
+    fields["logprobs"] = draw.choice((0, 3))
     if has_text:
         fields["stop"] = (". ", "the ", draw.choice("abcdefghijklmnopqrstuvwxyz") + " ", "\n\n")
     chosen["temperature"] = draw.choice((0.0, 0.7, 1.0, 1.0))
+    if vocab_size < 100:  # so few that all which are allowed might be stop ids
+        del fields["min_tokens"]
     for name in draw.sample(sorted(fields), draw.choice((0, 1, 2, 3, len(fields)))):
         chosen[name] = fields[name]
     return SamplingParams(**chosen)

@@ -56,5 +56,7 @@ EXPORT void reject_rows(int32_t* target_ids, const float* processed, const float
                         const int32_t* query_len, const int32_t* num_draft_tokens,
                         const int32_t* has_draft_probs, const int32_t* state_rows,
                         const void* settings, int64_t T, int64_t V);
+EXPORT void row_logprobs(int32_t* ids, float* values, int32_t* ranks, const float* logits,
+                         const int32_t* target_ids, int64_t T, int64_t V, int64_t width);
 EXPORT void run_calls(const int64_t* program, int64_t n_calls);
 EXPORT int64_t vector_lanes();

@@ -94,6 +94,7 @@ FUNCTIONS: Final = MappingProxyType(
                 "has_draft_probs state_rows settings",
                 "T V",
             ),
+            _function("row_logprobs", "ids values ranks logits target_ids", "T V width"),
             _function("run_calls", "program", "n_calls"),
         )
     }

@@ -90,3 +90,20 @@ class NativeSampler:
             state.settings,
             *processed.shape,
         )
+
+
+class NativeLogprobs:
+    """Log-probabilities of a cell's rows by the model's own logits, as one native call."""
+
+    def __init__(self) -> None:
+        self._op = native_op("row_logprobs")
+
+    def __call__(self, views: Mapping[str, Tensor]) -> None:
+        """Write `logprob_ids` and `logprob_values` [T, MAX_LOGPROBS + 1] and `logprob_ranks` [T].
+
+        Column 0 is the row's token in `target_ids`, those behind it are the likeliest.
+        """
+        names = ("logprob_ids", "logprob_values", "logprob_ranks", "logits", "target_ids")
+        tensors = [views[name] for name in names]
+        check_contiguous(*tensors)
+        self._op(*tensors, *views["logits"].shape, views["logprob_ids"].shape[1])

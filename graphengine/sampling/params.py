@@ -15,6 +15,7 @@ from typing import Any, Final
 
 DEFAULT_MAX_TOKENS = 16
 MAX_SEED: Final = (1 << 64) - 1
+MAX_LOGPROBS: Final = 20
 MAX_LOGIT_BIAS: Final = 256  # tokens with a bias, of one request
 
 
@@ -50,6 +51,8 @@ class SamplingParams:
             `min_tokens` are out. The text ends before it, the ids with that token.
         include_stop_str_in_output: the text ends behind the stop string.
         ignore_eos: go on past the model's own end-of-sequence ids. `stop_token_ids` still stop.
+        logprobs: give log-probabilities of every emitted token and of this many likeliest, 0 to
+            20, by the model's own logits, before any processor; None: none.
         skip_special_tokens: leave special tokens out of the decoded text (never out of the ids).
 
     Raises:
@@ -73,6 +76,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    logprobs: int | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -90,6 +94,8 @@ class SamplingParams:
             checked["max_tokens"] = _integer("max_tokens", self.max_tokens, 1)
         if self.seed is not None:
             checked["seed"] = _integer("seed", self.seed, 0, MAX_SEED)
+        if self.logprobs is not None:
+            checked["logprobs"] = _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.allowed_token_ids is not None:
             ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not ids:
@@ -144,7 +150,8 @@ def _integer(name: str, value: Any, minimum: int, maximum: int | None = None) ->
     is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_integer or value < minimum or (maximum is not None and value > maximum):
         most = f" and <= {maximum}" if maximum is not None else ""
-        none = {"max_tokens": " or None (up to the context limit)", "seed": " or None"}
+        none = {"max_tokens": " or None (up to the context limit)"}
+        none |= dict.fromkeys(("seed", "logprobs"), " or None")
         raise _refusal(name, value, f"an integer >= {minimum}{most}{none.get(name, '')}")
     return int(value)
 

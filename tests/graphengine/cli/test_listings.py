@@ -77,10 +77,10 @@ def test_capture_plan_lists_every_cell_without_weights(
         "--capture-config", toml, "--graph", "eager", "--lazy-capture",
     )  # fmt: skip
     assert result.code == 0
-    for tier in ("greedy", "sampled"):
+    for tier in ("greedy", "sampled", "logprobs"):
         cells = re.findall(rf"(\d+x\d+):{tier}", result.out)
         assert sorted(cells) == sorted(f"{n}x{q}" for n in (1, 3, 4) for q in (1, 3, 6))
-    assert "18 cells, graph kind eager, captured on first use" in result.out
+    assert "27 cells, graph kind eager, captured on first use" in result.out
     assert re.search(r"static buffers [\d.,]+ MiB, KV cache [\d.,]+ MiB \(\d+ blocks", result.out)
     for buffer in ("token_ids", "block_table", "logits", "packed"):
         assert buffer in result.out

@@ -178,6 +178,7 @@ class Harness:
         assert len(answer.token_ids) == len(old) + output.num_new_tokens
         assert len(answer.token_origins) == len(answer.token_ids), "one origin a token"
         assert answer.text == old_text + output.new_text, "text that no step has given out"
+        self._check_logprobs(answer, self.requests[output.request_id].params.logprobs)
         if output.finished and self.engine.tokenizer is not None:
             self._check_text(answer, self.requests[output.request_id].params)
         accepted = answer.token_origins.count("accepted")
@@ -185,6 +186,16 @@ class Harness:
         assert counted == accepted or (self.num_interrupts and counted < accepted)
         assert output.finished == (answer.finish_reason is not None)
         self.outputs[output.request_id] = output
+
+    def _check_logprobs(self, answer: CompletionOutput, number: int | None) -> None:
+        """One entry for each token, with that token and the likeliest in it."""
+        assert (answer.logprobs is None) == (number is None or not answer.token_ids)
+        for token, entry in zip(answer.token_ids, answer.logprobs or (), strict=False):
+            ranks = [one.rank for one in entry.values()]
+            assert set(ranks) >= set(range(1, (number or 0) + 1))
+            assert entry[token].logprob <= max(one.logprob for one in entry.values())
+        if answer.logprobs is not None:
+            assert len(answer.logprobs) == len(answer.token_ids)
 
     def _check_text(self, answer: CompletionOutput, params: SamplingParams) -> None:
         """The whole text, or what comes before the stop string that its last token completes."""

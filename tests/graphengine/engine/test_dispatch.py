@@ -75,6 +75,8 @@ def test_every_static_buffer_holds_the_largest_cell(
         "activated": rows * model.intermediate_size,
         **dict.fromkeys(("logits", "processed"), rows * VOCAB_SIZE),
         "mask": rows * VOCAB_SIZE // 32,
+        **dict.fromkeys(("logprob_ids", "logprob_values"), rows * 21),
+        "logprob_ranks": rows,
         "query_len": 1,
         "query_start_loc": max_num_seqs + 1,
         "block_table": max_num_seqs * 64 // 4,
@@ -185,7 +187,7 @@ def test_more_cells_need_no_more_memory_each(checkpoints: Checkpoints) -> None:
         buffers.append(engine.runner.buffers.num_bytes)
         largest.append(max(sizes.values()))
         engine.close()
-    assert cells == [2 * 2, 2 * 16 * 7]  # in two tiers
+    assert cells == [3 * 2, 3 * 16 * 7]  # in three tiers
     assert buffers[0] == buffers[1]
     assert largest[0] == largest[1] > 0
 

@@ -26,6 +26,11 @@ MAX_NUM_SEQS = 16
 K = 6
 PROMPT_LENGTHS = range(1, 80, 2)
 NAMED = {"prefill", "proposer:mock-echo"}
+TIERS = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=1.0, seed=1),
+    "logprobs": SamplingParams(logprobs=2),
+}
 SLACK_BYTES = 6 << 20
 
 
@@ -48,9 +53,9 @@ class Echo(MockProposer):
 
 
 def run_everything(engine: Engine, tag: str) -> None:
-    """Both tiers, one after the other."""
-    for temperature in (0.0, 1.0):
-        run_tier(engine, f"{tag}-{temperature}", SamplingParams(temperature=temperature, seed=1))
+    """All tiers, one after the other."""
+    for tier, params in TIERS.items():
+        run_tier(engine, f"{tag}-{tier}", params)
 
 
 def run_tier(engine: Engine, tag: str, params: SamplingParams) -> None:

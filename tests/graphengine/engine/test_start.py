@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch._inductor.utils import clear_caches
@@ -28,7 +29,8 @@ SETUP = Setup(k=2, max_num_seqs=3, max_model_len=128)
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
-TIERS = (0.0, 1.0)  # temperatures whose steps take cells of their own
+# Parameters whose steps take cells of their own.
+TIERS: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "seed": 1}, {"logprobs": 1})
 
 
 def start_lazily(setup: Setup, checkpoint: Path, budget: int | None = None) -> Harness:
@@ -41,8 +43,8 @@ def visit_every_cell(harness: Harness) -> None:
     """Batches of every size with drafts of every length; each cell is used."""
     proposer = harness.engine.proposer
     assert isinstance(proposer, FixedLength)
-    for tier in TIERS:
-        params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=tier, seed=1)
+    for tier, fields in enumerate(TIERS):
+        params = SamplingParams(max_tokens=60, ignore_eos=True, **fields)
         for num_reqs in range(1, SETUP.max_num_seqs + 1):
             harness.add(f"{tier}-{num_reqs}", [num_reqs], params)
             for proposer.length in range(SETUP.k + 1):

@@ -1,0 +1,67 @@
+"""Sampled: what a verify step gives each request, from the arrays of the step to what is committed.
+
+Knows the columns of the step's outputs. Changes no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from graphengine.model_runner import ModelRunner
+from graphengine.sampling.logprobs import Logprob, read_logprobs
+from graphengine.scheduler import ScheduledDecode
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a verify step emits for one request, stops applied."""
+
+    decode: ScheduledDecode
+    token_ids: list[int]
+    num_draft_tokens: int
+    num_accepted: int  # of `token_ids`, how many were drafts
+    logprobs: Sequence[Mapping[int, Logprob]] = ()  # one for each token, where asked for
+
+    def cut(self, count: int) -> Sampled:
+        """The first `count` tokens of it, as if nothing came after them."""
+        return replace(
+            self,
+            token_ids=self.token_ids[:count],
+            num_accepted=min(self.num_accepted, count),
+            logprobs=self.logprobs[:count],
+        )
+
+
+def read_sampled(
+    decodes: Sequence[ScheduledDecode],
+    num_draft_tokens: Sequence[int],
+    packed: Sequence[list[int]],
+    runner: ModelRunner,
+) -> list[Sampled]:
+    """Read what `runner` has just verified.
+
+    Args:
+        decodes, num_draft_tokens: `[num_reqs]`, in the order of the batch.
+        packed: `[num_reqs]` rows: number of tokens, how many were drafts, then the ids.
+    """
+    sampled = [
+        Sampled(decode, row[2 : 2 + row[0]], length, row[1])
+        for decode, length, row in zip(decodes, num_draft_tokens, packed, strict=True)
+    ]
+    wanted = [decode.request.params.logprobs for decode in decodes]
+    if all(number is None for number in wanted):
+        return sampled
+    ids, values, ranks = runner.last_logprobs(len(decodes))
+    return [
+        item
+        if number is None
+        else replace(
+            item,
+            logprobs=[
+                read_logprobs(ids[index, row], values[index, row], ranks[index, row], number)
+                for row in range(len(item.token_ids))
+            ],
+        )
+        for index, (item, number) in enumerate(zip(sampled, wanted, strict=True))
+    ]
