@@ -23,14 +23,13 @@ def make_request(
     tokenizer: Tokenizer | None,
     resolved: ResolvedConfig,
     cache_salt: str | None = None,
-    seed: int = 0,
 ) -> Request:
     """Tokenise and check.
 
     Args:
         prompt: text, or token ids in [0, vocab_size).
         tokenizer: None where the checkpoint has none; text is refused then.
-        cache_salt, seed: see `Request`.
+        cache_salt: see `Request`.
 
     Raises:
         ValueError: an argument of another kind, an empty prompt or salt, text without a tokenizer,
@@ -47,7 +46,6 @@ def make_request(
         max_model_len=resolved.sizes.max_model_len,
         eos_token_ids=resolved.model.eos_token_ids,
         cache_salt=cache_salt,
-        seed=seed,
     )
     if params.stop and tokenizer is None:
         raise ValueError(

@@ -54,8 +54,9 @@ def commit(
 
     # The tokens decide whether a commit that breaks off has happened; all else follows from them.
     del request.token_origins[request.num_output_tokens :]
-    del request.token_logprobs[request.num_output_tokens :]
-    request.token_logprobs.extend(logprobs)
+    if request.token_logprobs is not None:
+        del request.token_logprobs[request.num_output_tokens :]
+        request.token_logprobs.extend(logprobs)
     request.token_origins.extend(["accepted"] * accepted)
     if len(ids) > accepted:
         request.token_origins.append("bonus" if accepted == num_draft_tokens else "recovered")

@@ -112,11 +112,12 @@ class Engine:
             tokenizer=self.tokenizer,
             resolved=self.resolved,
             cache_salt=cache_salt,
-            seed=self._seeds.getrandbits(64),
         )
         stream = OutputStream.open(request, self.tokenizer)
         self.scheduler.check(request)  # refused before anything has changed
         with self._bookkeeping():
+            if request.params.seed is None:
+                request.seed = self._seeds.getrandbits(64)
             self.scheduler.add(request)
             self.delivery.streams[request_id] = stream
 
@@ -325,8 +326,7 @@ class Engine:
         for item in sampled:
             request = item.decode.request
             count = self.delivery.streams[request.request_id].num_to_stop(item.token_ids)
-            if count is not None:
-                request.stop_length = request.num_tokens + count
+            request.stop_length = None if count is None else request.num_tokens + count
             kept.append(item if count is None else item.cut(count))
         return kept
 

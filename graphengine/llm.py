@@ -34,8 +34,8 @@ class LLM:
         max_num_seqs: requests that run at once.
         max_num_batched_tokens: rows a step, prefill tokens and k + 1 a decode together; None: 2048
             or more.
-        seed: for the random numbers of requests that sample, 0 to 2**63 - 1. Greedy decoding, all
-            that is served so far, draws none: every seed gives the same tokens.
+        seed: of the series from which requests that bring no seed get theirs, in the order in which
+            they are added; 0 to 2**63 - 1.
         numerics: `invariant`: a row's logits depend on nothing that shares its step, checked at
             start. `fast`: not checked.
         async_steps: 0; asynchronous stepping is not available.

@@ -26,8 +26,8 @@ class AnswerLog:
     token_ids: Sequence[int]  # prompt first
     num_prompt_tokens: int
     token_origins: Sequence[Origin]  # one for each token after the prompt
-    # one for each token after the prompt, where the request asks for them
-    token_logprobs: Sequence[Mapping[int, Logprob]] = ()
+    # one for each token after the prompt; None where the request does not ask for them
+    token_logprobs: Sequence[Mapping[int, Logprob]] | None = None
     # what each output added, written by the request's stream
     texts: list[str] = field(default_factory=list)
 
@@ -64,7 +64,7 @@ class CompletionOutput:
 
         None where the request did not ask.
         """
-        if not self.log.token_logprobs:
+        if self.log.token_logprobs is None:
             return None
         return [dict(one) for one in self.log.token_logprobs[: self.num_tokens]]
 

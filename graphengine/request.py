@@ -130,7 +130,8 @@ class Request:
         # origins, one for each output token.
         self.token_ids: list[int] = list(prompt)
         self.token_origins: list[Origin] = []
-        self.token_logprobs: list[Mapping[int, Logprob]] = []  # where `params` asks for them
+        asks = params.logprobs is not None
+        self.token_logprobs: list[Mapping[int, Logprob]] | None = [] if asks else None
 
         # Number of tokens with which a stop string is complete, where one has been found. Written
         # by the engine before the commit of the last of them.

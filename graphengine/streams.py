@@ -82,7 +82,8 @@ class OutputStream:
         read = self._read(token_ids)
         text = read.text
         if request.is_finished and read.num_to_stop is None and read.detokenizer is not None:
-            text += read.held + read.detokenizer.flush()
+            rest = read.held + read.detokenizer.flush()
+            text += rest[: self._end_at_stop(rest, len(read.held))]
         log.texts[done.num_outputs :] = [text]
         after = Progress(
             read.detokenizer,
@@ -124,15 +125,20 @@ class OutputStream:
             return _Read(None, "", "", None)
         detokenizer, given, text = done.detokenizer.copy(), "", done.held
         for count, token_id in enumerate(token_ids, start=1):
+            before = len(text)
             text += detokenizer.add([token_id])
             if done.num_tokens + count >= params.min_tokens:
-                include = params.include_stop_str_in_output
-                end = end_at_stop(text, params.stop, include=include)
+                end = self._end_at_stop(text, before)
                 if end is not None:
                     return _Read(detokenizer, given + text[:end], "", count)
             keep = len(text) - num_held(text, params.stop)
             given, text = given + text[:keep], text[keep:]
         return _Read(detokenizer, given, text, None)
+
+    def _end_at_stop(self, text: str, beyond: int) -> int | None:
+        params = self.request.params
+        include = params.include_stop_str_in_output
+        return end_at_stop(text, params.stop, include=include, beyond=beyond)
 
     def has_counted(self, output: RequestOutput) -> bool:
         """False for an output of this stream that its progress does not include."""

@@ -97,11 +97,12 @@ class Draft:
                 raise AssertionError(
                     f"draft {field} are {array.dtype} {array.shape}, expected int32 {expected}"
                 )
-        if self.probs is not None and self.probs.shape != (num_reqs, k, vocab_size):
-            raise AssertionError(
-                f"draft probs have shape {tuple(self.probs.shape)}, expected "
-                f"{(num_reqs, k, vocab_size)}"
-            )
+        if self.probs is not None:
+            shape, kind = tuple(self.probs.shape), str(self.probs.dtype).removeprefix("torch.")
+            if (shape, kind) != ((num_reqs, k, vocab_size), "float32"):
+                raise AssertionError(
+                    f"draft probs are {kind} {shape}, expected float32 {(num_reqs, k, vocab_size)}"
+                )
         _fail_on_first_row(
             (self.num_draft_tokens < 0) | (self.num_draft_tokens > inputs.num_draft_tokens),
             lambda row: (

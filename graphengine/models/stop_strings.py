@@ -8,25 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def end_at_stop(text: str, stops: Sequence[str], *, include: bool) -> int | None:
+def end_at_stop(text: str, stops: Sequence[str], *, include: bool, beyond: int = 0) -> int | None:
     """Characters of `text` to keep where a stop string is in it; None where none is.
 
-    The match that starts first wins, of those the longest; `include` keeps the match itself.
+    The match that starts first wins, of those the longest.
+
+    Args:
+        include: keep the match itself.
+        beyond: only matches that end behind so many characters, those that were there before.
     """
-    matches = [(text.find(stop), -len(stop)) for stop in stops if stop in text]
-    if not matches:
+    found = [(text.find(stop, max(0, beyond - len(stop) + 1)), -len(stop)) for stop in stops]
+    start, minus_length = min((match for match in found if match[0] >= 0), default=(-1, 0))
+    if start < 0:
         return None
-    start, minus_length = min(matches)
     return start - minus_length if include else start
 
 
 def num_held(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end of `text` that must wait: the longest beginning of a stop string.
-
-    A text that holds a whole stop string is not for here.
-    """
+    """Characters at the end of `text` that must wait: the longest beginning of a stop string."""
     longest = min(len(text), max(map(len, stops), default=1) - 1)
     for length in range(longest, 0, -1):
-        if any(stop.startswith(text[-length:]) for stop in stops):
+        if any(len(stop) > length and stop.startswith(text[-length:]) for stop in stops):
             return length
     return 0

@@ -30,7 +30,11 @@ def read_logprobs(
         rank: of the chosen token.
     """
     found = {int(ids[0]): Logprob(float(values[0]), int(rank))}
+    rank = 0
     for place in range(1, num_logprobs + 1):
-        if ids[place] >= 0:  # a vocabulary may have fewer
-            found.setdefault(int(ids[place]), Logprob(float(values[place]), place))
+        if ids[place] < 0:  # a vocabulary may have fewer
+            break
+        if place == 1 or values[place] < values[place - 1]:
+            rank = place  # equally likely ones share it
+        found.setdefault(int(ids[place]), Logprob(float(values[place]), rank))
     return found

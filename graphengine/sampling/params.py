@@ -36,8 +36,8 @@ class SamplingParams:
         top_p: only the most likely tokens that together have this probability, in (0, 1]; equal
             ones by lowest id (Holtzman et al. 2019, nucleus sampling).
         min_p: only tokens at least this times as likely as the most likely one, in [0, 1].
-        repetition_penalty: > 0; logits of tokens in prompt or output are divided by it where
-            positive and multiplied where negative (Keskar et al. 2019).
+        repetition_penalty: 2**-30 to 2**30; logits of tokens in prompt or output are divided by it
+            where positive and multiplied where negative (Keskar et al. 2019).
         frequency_penalty: -2 to 2; times a token's count in the output, taken from its logit.
         presence_penalty: -2 to 2; taken from the logits of tokens in the output.
         logit_bias: token id to a number in [-100, 100] that is added to its logit; at most 256.
@@ -81,8 +81,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
-            "min_tokens": _integer("min_tokens", self.min_tokens, 0),
-            "top_k": max(0, _integer("top_k", self.top_k, -1)),
+            "min_tokens": _integer("min_tokens", self.min_tokens, 0, _MOST),
+            "top_k": max(0, _integer("top_k", self.top_k, -1, _MOST)),
             "logit_bias": _logit_bias(self.logit_bias),
             "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
             "stop": _strings("stop", self.stop),
@@ -130,12 +130,13 @@ class SamplingParams:
 
 _SMALLEST = 2.0**-126  # of normal float32 numbers, in which the kernels compute
 _LARGEST = 2.0**127
+_MOST = (1 << 31) - 1  # of the integers that kernels read
 # Name, lowest and highest number, and how to say that. Temperature has a hole above 0: see _number.
 _RANGES: Final = (
     ("temperature", 0.0, _LARGEST, "0 (greedy) or a number from 2**-126 to 2**127"),
     ("top_p", _SMALLEST, 1.0, "a number above 0, up to 1"),
     ("min_p", 0.0, 1.0, "a number from 0 to 1"),
-    ("repetition_penalty", _SMALLEST, _LARGEST, "a number above 0"),
+    ("repetition_penalty", 2.0**-30, 2.0**30, "a number from 2**-30 to 2**30"),
     ("frequency_penalty", -2.0, 2.0, "a number from -2 to 2"),
     ("presence_penalty", -2.0, 2.0, "a number from -2 to 2"),
 )
@@ -159,7 +160,10 @@ def _integer(name: str, value: Any, minimum: int, maximum: int | None = None) ->
 def _number(name: str, value: Any, lowest: float, highest: float, allowed: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise _refusal(name, value, allowed)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError as error:  # an integer beyond all floats
+        raise _refusal(name, value, allowed) from error
     subnormal = name == "temperature" and 0 < number < _SMALLEST
     if math.isnan(number) or not lowest <= number <= highest or subnormal:
         raise _refusal(name, value, allowed)

@@ -21,7 +21,7 @@ from graphengine.kv.auditor import audit
 from graphengine.model_runner import tier_of
 from graphengine.outputs import CompletionOutput, RequestOutput
 from graphengine.request import Request
-from graphengine.resolve import SAMPLED
+from graphengine.resolve import GREEDY
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk
 from graphengine.step_batch import DECODE_INPUTS, SAMPLED_INPUTS
@@ -189,10 +189,10 @@ class Harness:
 
     def _check_logprobs(self, answer: CompletionOutput, number: int | None) -> None:
         """One entry for each token, with that token and the likeliest in it."""
-        assert (answer.logprobs is None) == (number is None or not answer.token_ids)
+        assert (answer.logprobs is None) == (number is None)
         for token, entry in zip(answer.token_ids, answer.logprobs or (), strict=False):
-            ranks = [one.rank for one in entry.values()]
-            assert set(ranks) >= set(range(1, (number or 0) + 1))
+            assert number == 0 or 1 in {one.rank for one in entry.values()}
+            assert number == 0 or len(entry) in (number, (number or 0) + 1)
             assert entry[token].logprob <= max(one.logprob for one in entry.values())
         if answer.logprobs is not None:
             assert len(answer.logprobs) == len(answer.token_ids)
@@ -255,7 +255,7 @@ class Harness:
     def check_padding(self, key: ShapeKey, num_reqs: int) -> None:
         """Input buffers of a cell, just before its replay: padding holds the declared fill."""
         buffers = self.engine.runner.buffers
-        read = SAMPLED_INPUTS if key.tier == SAMPLED else DECODE_INPUTS
+        read = DECODE_INPUTS if key.tier == GREEDY else SAMPLED_INPUTS
         for name in set(read) - {"query_len", "query_start_loc"}:
             spec, view = buffers.specs[name], buffers.cell(key)[name]
             live = num_reqs * key.query_len if spec.shape[0] == "T" else num_reqs

@@ -226,9 +226,11 @@ def test_a_wide_vocabulary(kernels: Kernels) -> None:
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_a_row_is_the_same_in_any_company(native: Kernels, num_threads: int) -> None:
     """Guards sums whose order follows threads, and a request that reads its neighbour's row."""
-    whole = wide_block()
-    processed, ids = whole.run(native)
+    processed, ids = wide_block().run(native)
     with threads(num_threads):
+        again, ids_again = wide_block(3).run(native)  # enough work for all threads
+        assert torch.equal(again.view(torch.int32), processed.view(torch.int32))
+        assert torch.equal(ids_again, ids)
         for index in range(len(ROWS)):
             alone = wide_block()
             one = slice(index, index + 1)

@@ -31,6 +31,21 @@ def test_the_first_match_ends_the_text(
     assert (None if end is None else text[:end]) == kept
 
 
+@given(text=TEXT, stops=STOPS)
+def test_what_is_held_is_the_longest_beginning_of_a_stop(text: str, stops: list[str]) -> None:
+    """Guards a stream that gives out nothing before the end."""
+    beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
+    fitting = [len(one) for one in beginnings if text.endswith(one)]
+    assert num_held(text, stops) == max(fitting, default=0)
+
+
+def test_matches_that_were_there_before_do_not_count() -> None:
+    """Guards a stop before min_tokens that is held as the beginning of another one."""
+    assert end_at_stop("ac", ["a", "ab"], include=False, beyond=1) is None
+    assert end_at_stop("aa", ["a"], include=False, beyond=1) == 1
+    assert end_at_stop("xab", ["ab", "a"], include=True, beyond=2) == 3
+
+
 @given(pieces=st.lists(TEXT, max_size=6), stops=STOPS)
 def test_pieces_give_what_the_whole_gives(pieces: list[str], stops: list[str]) -> None:
     """Guards a stop that spans two pieces, and text given out that belonged to it."""
