@@ -35,7 +35,7 @@ PROMPTS = Path(__file__).parent / "prompts" / "identity.json"
 NUM_REQUESTS = 200
 MAX_TOKENS = 48
 MAX_MODEL_LEN = 1024
-SMALL_POOL = 100  # blocks: of 16 requests some must yield
+FEW = 40  # blocks of a pool in which no more than a handful of requests have room to grow
 Streams = dict[str, list[int]]
 
 
@@ -57,19 +57,19 @@ class Cell:
     proposer: str
     max_draft_tokens: int
     max_num_seqs: int
-    small_pool: bool
+    num_blocks: int | None  # of the KV pool; so few that requests must yield, or enough for all
 
 
-REFERENCE = Cell(proposer="off", max_draft_tokens=0, max_num_seqs=8, small_pool=False)
+REFERENCE = Cell(proposer="off", max_draft_tokens=0, max_num_seqs=8, num_blocks=None)
 CELLS = (
-    Cell(proposer="ngram", max_draft_tokens=6, max_num_seqs=16, small_pool=False),
-    Cell(proposer="oracle", max_draft_tokens=3, max_num_seqs=16, small_pool=True),
-    Cell(proposer="off", max_draft_tokens=0, max_num_seqs=5, small_pool=True),
-    Cell(proposer="ragged", max_draft_tokens=6, max_num_seqs=3, small_pool=False),
-    Cell(proposer="junk", max_draft_tokens=1, max_num_seqs=8, small_pool=True),
-    Cell(proposer="ngram", max_draft_tokens=3, max_num_seqs=1, small_pool=False),
-    Cell(proposer="ragged", max_draft_tokens=3, max_num_seqs=16, small_pool=True),
-    Cell(proposer="oracle", max_draft_tokens=6, max_num_seqs=1, small_pool=False),
+    Cell(proposer="ngram", max_draft_tokens=6, max_num_seqs=16, num_blocks=None),
+    Cell(proposer="oracle", max_draft_tokens=3, max_num_seqs=16, num_blocks=FEW),
+    Cell(proposer="off", max_draft_tokens=0, max_num_seqs=5, num_blocks=FEW),
+    Cell(proposer="ragged", max_draft_tokens=6, max_num_seqs=3, num_blocks=None),
+    Cell(proposer="junk", max_draft_tokens=1, max_num_seqs=8, num_blocks=FEW),
+    Cell(proposer="ngram", max_draft_tokens=3, max_num_seqs=1, num_blocks=None),
+    Cell(proposer="ragged", max_draft_tokens=3, max_num_seqs=16, num_blocks=FEW),
+    Cell(proposer="oracle", max_draft_tokens=6, max_num_seqs=1, num_blocks=None),
 )
 
 
@@ -102,7 +102,7 @@ def open_engine(cell: Cell, model: str, proposer: Proposer | None = None) -> Eng
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=cell.max_num_seqs,
         speculative=SpeculativeConfig(method, max_draft_tokens=length) if length else "off",
-        cache=CacheConfig(num_blocks=SMALL_POOL if cell.small_pool else None),
+        cache=CacheConfig(num_blocks=cell.num_blocks),
     )
     return Engine(model, config, proposer=proposer)
 
@@ -168,7 +168,10 @@ def run_cell(cell: Cell, jobs: Sequence[Job], reference: Streams, model: str) ->
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,
         "num_preemptions": stats.num_preemptions,
-        "sampled_replays": sum(n for name, n in stats.replays.items() if "sampled" in name),
+        "replays": {
+            tier: sum(n for name, n in stats.replays.items() if name.endswith(tier))
+            for tier in ("greedy", "sampled", "logprobs")
+        },
         "compile_events_after_warmup": stats.compile_events_after_warmup,
     }
 
