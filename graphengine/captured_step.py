@@ -27,15 +27,10 @@ Views = Mapping[str, torch.Tensor]
 def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
     """Every static buffer: those of the host, of the forward and of the verifier."""
     rows, width = sizes.num_state_rows, packed_width(sizes.max_draft_tokens)
+    vocabulary = ("T", model.vocab_size)
     rejection = [
         _input("has_draft_probs", (rows,), cells_only=True),
-        BufferSpec(
-            name="draft_probs",
-            shape=("T", model.vocab_size),
-            dtype=torch.float32,
-            role="input",
-            cells_only=True,
-        ),
+        _input("draft_probs", vocabulary, dtype=torch.float32, cells_only=True),
     ]
     return [
         *(rejection if sizes.rejection else ()),
@@ -55,16 +50,10 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
         _activation("qkv", model.q_size + 2 * model.kv_size),
         _activation("attended", model.q_size),
         _activation("activated", model.intermediate_size),
-        BufferSpec(
-            name="logits",
-            shape=("T", model.vocab_size),
-            dtype=torch.float32,
-            role="output",
-            cells_only=True,
-        ),
+        _output("logits", vocabulary, torch.float32),
         BufferSpec(
             name="processed",
-            shape=("T", model.vocab_size),
+            shape=vocabulary,
             dtype=torch.float32,
             role="scratch",
             cells_only=True,
@@ -75,9 +64,7 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
         _output("logprob_ids", ("T", MAX_LOGPROBS + 1), torch.int32),
         _output("logprob_values", ("T", MAX_LOGPROBS + 1), torch.float32),
         _output("logprob_ranks", ("T",), torch.int32),
-        BufferSpec(
-            name="packed", shape=(rows, width), dtype=torch.int32, role="output", cells_only=True
-        ),
+        _output("packed", (rows, width), torch.int32),
     ]
 
 
@@ -141,10 +128,15 @@ class CapturedStep:
 
 
 def _input(
-    name: str, shape: tuple[int | str, ...], *, fill: int = 0, cells_only: bool = False
+    name: str,
+    shape: tuple[int | str, ...],
+    *,
+    dtype: torch.dtype = torch.int32,
+    fill: int = 0,
+    cells_only: bool = False,
 ) -> BufferSpec:
     return BufferSpec(
-        name=name, shape=shape, dtype=torch.int32, role="input", fill=fill, cells_only=cells_only
+        name=name, shape=shape, dtype=dtype, role="input", fill=fill, cells_only=cells_only
     )
 
 

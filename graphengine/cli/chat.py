@@ -15,7 +15,14 @@ import typer
 from graphengine.cli import drafts
 from graphengine.cli.answer import Answer
 from graphengine.cli.console import has_colour, note, one_line, read_stdin, stdout
-from graphengine.cli.options import EngineOptions, Model, SamplingOptions, command, open_engine
+from graphengine.cli.options import (
+    DisplayOptions,
+    EngineOptions,
+    Model,
+    SamplingOptions,
+    command,
+    open_engine,
+)
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
 from graphengine.models.tokenizer import check_unicode
@@ -35,11 +42,7 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="A system message before the conversation.")
     ] = None,
-    show_drafts: Annotated[
-        bool,
-        typer.Option("--show-drafts", help="Colour tokens by where they came from."),
-    ] = False,
-    stats: Annotated[bool, typer.Option(help="Print figures after each answer.")] = True,
+    display: DisplayOptions,
     sampling: SamplingOptions,
     options: EngineOptions,
 ) -> None:
@@ -50,11 +53,11 @@ def chat(
     try:
         if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
             raise ValueError(f"model {model} has no chat template; use generate --raw")
-        colour = show_drafts and has_colour(stdout())
-        if show_drafts:
+        colour = display.show_drafts and has_colour(stdout())
+        if display.show_drafts:
             note(drafts.legend(colour=colour))
         conversation = Conversation(engine, params, system=system, colour_drafts=colour)
-        _converse(conversation, stats=stats)
+        _converse(conversation, stats=display.stats)
     finally:
         engine.close()
 

@@ -11,7 +11,14 @@ import typer
 from graphengine.cli import drafts
 from graphengine.cli.answer import Answer
 from graphengine.cli.console import has_colour, note, read_stdin, stdout
-from graphengine.cli.options import EngineOptions, Model, SamplingOptions, command, open_engine
+from graphengine.cli.options import (
+    DisplayOptions,
+    EngineOptions,
+    Model,
+    SamplingOptions,
+    command,
+    open_engine,
+)
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL, locate_model
 from graphengine.models.tokenizer import check_unicode
@@ -37,11 +44,7 @@ def generate(
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
-    show_drafts: Annotated[
-        bool,
-        typer.Option("--show-drafts", help="Colour tokens by where they came from."),
-    ] = False,
-    stats: Annotated[bool, typer.Option(help="Print a line of figures on stderr.")] = True,
+    display: DisplayOptions,
     sampling: SamplingOptions,
     options: EngineOptions,
 ) -> None:
@@ -51,12 +54,12 @@ def generate(
     text = read_prompt(prompt, file)
     engine = open_engine(model, options.config())
     try:
-        colour = show_drafts and has_colour(stdout())
-        if show_drafts:
+        colour = display.show_drafts and has_colour(stdout())
+        if display.show_drafts:
             note(drafts.legend(colour=colour))
         answer = Answer(engine, colour_drafts=colour)
         output = answer.stream(encode(engine, text, chat), params)
-        if stats:
+        if display.stats:
             note(answer.figures(output))
     finally:
         engine.close()

@@ -158,6 +158,16 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DisplayOptions:
+    """Flags of what is shown beside an answer."""
+
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Colour tokens by where they came from.")
+    ] = False
+    stats: Annotated[bool, typer.Option(help="Print figures of each answer on stderr.")] = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingOptions:
     """Flags of how tokens are chosen; the field defaults are those of the library, greedy."""
 

@@ -169,7 +169,7 @@ def _is_readable(quantization: GGMLQuantizationType) -> bool:
     block = np.zeros(GGML_QUANT_SIZES[quantization][1], dtype=np.uint8)
     try:
         dequantize(block, quantization)
-    except NotImplementedError:
+    except NotImplementedError:  # how the gguf package says so; it has no list to ask
         return False
     return True
 

@@ -1,7 +1,6 @@
 """Settings: what the sampler knows of each running request, in rows that steps read in place.
 
-Owns the layout, that of `Settings` in kernels/settings.h. Rows
-belong to requests as state rows do; the last row is for padding requests and stays neutral.
+Owns the layout, that of `Settings` in kernels/settings.h, and the row that changes nothing.
 """
 
 from __future__ import annotations
