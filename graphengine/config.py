@@ -16,6 +16,7 @@ import torch
 
 from capture.config import CaptureConfig
 from proposers import registry
+from proposers.base import DraftSampling
 from proposers.info import ProposerInfo
 
 SPECULATE_VARIABLE = "GRAPHENGINE_SPECULATE"
@@ -39,9 +40,11 @@ class SpeculativeConfig:
         verification: `exact`: output is token-identical to no speculation. `rejection`: output is
             distributed as without (Leviathan et al. 2023), and greedy requests are identical; the
             same seed gives the same tokens only where the same drafts come with the same steps.
-        draft_sampling: `greedy`: a draft is the proposer's likeliest token. `probabilistic`: it is
-            drawn from the proposer's distribution, which needs `rejection` and a proposer that has
-            one; `exact` would accept it too seldom.
+        draft_sampling: `greedy`: a draft is the proposer's likeliest token. The others need a
+            proposer that has a distribution. `coupled`: it is the likeliest under the noise that
+            will choose the target's token, which makes the two agree more often where tokens are
+            sampled; needs `exact`. `probabilistic`: it is drawn from the distribution; needs
+            `rejection`, as `exact` would accept it too seldom.
         adaptive: choose k from measurement; only False (a fixed k) is built.
         self_check: `error`, `warn` or `off`: what to do where a model-carrying proposer accepts
             near chance at load. Others have nothing to check, and refuse all but the default.
@@ -61,7 +64,7 @@ class SpeculativeConfig:
     model: str | None
     max_draft_tokens: int
     verification: str
-    draft_sampling: str
+    draft_sampling: DraftSampling
     adaptive: bool
     self_check: str
     options: tuple[tuple[str, object], ...]
@@ -73,7 +76,7 @@ class SpeculativeConfig:
         model: str | None = None,
         max_draft_tokens: int = 6,
         verification: str = "exact",
-        draft_sampling: str = "greedy",
+        draft_sampling: DraftSampling = "greedy",
         adaptive: bool = False,
         self_check: str = "error",
         options: Mapping[str, object] | Iterable[tuple[str, object]] = (),
@@ -263,14 +266,19 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 def _check_draft_sampling(value: str, verification: str, info: ProposerInfo) -> None:
     if value == "greedy":
         return
-    allowed = "greedy" if not info.produces_probs else "greedy, probabilistic"
-    if value != "probabilistic" or not info.produces_probs:
-        why = " (not built in this version)" if value == "coupled" else ""
+    allowed = "greedy, coupled, probabilistic" if info.produces_probs else "greedy"
+    if value not in ("coupled", "probabilistic") or not info.produces_probs:
+        why = "" if info.produces_probs else ", which has no distribution"
         raise ValueError(
-            f"draft_sampling={value!r}{why}: allowed with proposer {info.name!r}: {allowed}"
+            f"draft_sampling={value!r}: allowed with proposer {info.name!r}{why}: {allowed}"
         )
-    if verification != "rejection":
+    if value == "probabilistic" and verification != "rejection":
         raise ValueError(
             "draft_sampling='probabilistic' with verification='exact' would accept too seldom: "
-            "use verification='rejection', or draft_sampling='greedy'"
+            "use verification='rejection', or draft_sampling='coupled' or 'greedy'"
+        )
+    if value == "coupled" and verification != "exact":
+        raise ValueError(
+            "draft_sampling='coupled' with verification='rejection', which does not choose by "
+            "that noise: use verification='exact', or draft_sampling='probabilistic' or 'greedy'"
         )

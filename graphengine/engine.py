@@ -296,6 +296,7 @@ class Engine:
             token_ids=[self.state.history(decode.request) for decode in plan.decodes],
             num_draft_tokens=allowances,
             k=plan.k,
+            sampling=[decode.request.sampling for decode in plan.decodes],
         )
         draft = self.proposer.propose(inputs)
         draft.validate(inputs, self.resolved.model.vocab_size)

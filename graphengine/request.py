@@ -16,6 +16,7 @@ from typing import Literal
 from graphengine.kv.block_table import BlockTable
 from graphengine.sampling.logprobs import Logprob
 from graphengine.sampling.params import SamplingParams
+from proposers.base import RequestSampling
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -75,6 +76,7 @@ class Request:
         "block_digests",
         "block_table",
         "cache_salt",
+        "choice",
         "finish_reason",
         "kv_len",
         "limit",
@@ -118,6 +120,7 @@ class Request:
         self.prompt_token_ids = prompt
         self.params = params
         self.seed = seed if params.seed is None else params.seed
+        self.choice = 0  # which of the prompt's n answers this is; written by admission
         self.num_prompt_tokens = len(prompt)
         self.stop_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
@@ -186,6 +189,13 @@ class Request:
     def max_draft_tokens(self) -> int:
         """Drafts that leave the bonus token its place under the limit; >= 0."""
         return max(0, self.limit - len(self.token_ids) - 1)
+
+    @property
+    def sampling(self) -> RequestSampling:
+        """How its tokens are chosen, as far as a proposer may know."""
+        return RequestSampling(
+            temperature=self.params.temperature, seed=self.seed, choice=self.choice
+        )
 
     def check_finished(self) -> FinishReason | None:
         """Reason to finish, judged by the last emitted token; a stop wins over the limit."""

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from capture.manager import check_memory_budget
@@ -27,8 +30,9 @@ from graphengine.models.tokenizer import Tokenizer
 from graphengine.numerics import check_row_invariance
 from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig, resolve
+from graphengine.sampling import noise
 from proposers import registry
-from proposers.base import Proposer
+from proposers.base import DraftSampling, Proposer, RequestSampling
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +82,19 @@ class EngineRuntime:
     max_num_seqs: int
     max_draft_tokens: int
     device: torch.device
+    draft_sampling: DraftSampling = "greedy"
+
+    def gumbels(
+        self, request: RequestSampling, position: int, stream: Literal["target", "draft"]
+    ) -> npt.NDArray[np.float64]:
+        """Gumbel numbers [vocab_size] of a place, as the captured sampler has them."""
+        return noise.gumbels(
+            request.seed,
+            position=position,
+            stream=noise.TARGET if stream == "target" else noise.DRAFT,
+            choice=request.choice,
+            count=self.vocab_size,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,6 +179,7 @@ def make_proposer(resolved: ResolvedConfig) -> Proposer | None:
         max_num_seqs=sizes.max_num_seqs,
         max_draft_tokens=sizes.max_draft_tokens,
         device=resolved.device,
+        draft_sampling=speculative.draft_sampling,
     )
     return registry.create(speculative.method, dict(speculative.options), runtime)
 

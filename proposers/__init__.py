@@ -1,6 +1,17 @@
 """Draft sources: token ids in, guessed next token ids out. Imports nothing of graphengine."""
 
-from proposers.base import NO_TOKEN, Commit, Draft, HostProposer, ProposeInputs, Proposer, Runtime
+from proposers.base import (
+    NO_TOKEN,
+    Commit,
+    Draft,
+    DraftSampling,
+    HostProposer,
+    ProposeInputs,
+    Proposer,
+    RequestSampling,
+    Runtime,
+)
+from proposers.drafting import DraftSampler
 from proposers.info import (
     BOOLEAN,
     OptionInfo,
@@ -18,12 +29,15 @@ __all__ = [
     "NO_TOKEN",
     "Commit",
     "Draft",
+    "DraftSampler",
+    "DraftSampling",
     "HostProposer",
     "OptionInfo",
     "ProposeInputs",
     "Proposer",
     "ProposerInfo",
     "ProposerSpec",
+    "RequestSampling",
     "Rule",
     "Runtime",
     "integers",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,19 @@ NO_TOKEN = -1
 """Fills the unused tail of a row of draft token ids."""
 
 TokenArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float64]
+
+DraftSampling = Literal["greedy", "coupled", "probabilistic"]
+"""How a proposer that has a distribution chooses from it; see `drafting.py`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestSampling:
+    """How the tokens of a request are chosen, as far as drafting may look at it."""
+
+    temperature: float  # 0: greedy
+    seed: int  # in [0, 2**64)
+    choice: int = 0  # which of the request's n answers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,6 +54,8 @@ class ProposeInputs:
     num_draft_tokens: TokenArray
     # width of the draft that is to be returned
     k: int
+    # num_reqs entries; none where everything is greedy
+    sampling: Sequence[RequestSampling] = ()
 
     def __post_init__(self) -> None:
         num_reqs = len(self.request_ids)
@@ -49,6 +64,9 @@ class ProposeInputs:
         )
         assert self.num_draft_tokens.shape == (num_reqs,), (
             f"num_draft_tokens has shape {self.num_draft_tokens.shape}, expected ({num_reqs},)"
+        )
+        assert len(self.sampling) in (0, num_reqs), (
+            f"{num_reqs} requests but {len(self.sampling)} entries of sampling"
         )
 
     @property
@@ -179,6 +197,23 @@ class Runtime(Protocol):
         """Where the target model runs."""
         ...
 
+    @property
+    def draft_sampling(self) -> DraftSampling:
+        """How a proposer that has a distribution is to choose from it."""
+        ...
+
+    def gumbels(
+        self, request: RequestSampling, position: int, stream: Literal["target", "draft"]
+    ) -> FloatArray:
+        """Standard Gumbel numbers `[vocab_size]` of a place, always the same.
+
+        Args:
+            position: index of the token that they choose, prompt included.
+            stream: `target`: those that will choose the target's token there; `draft`: others,
+                which verification never looks at.
+        """
+        ...
+
 
 @runtime_checkable
 class Proposer(Protocol):
@@ -201,7 +236,7 @@ class Proposer(Protocol):
 
     @property
     def produces_probs(self) -> bool:
-        """Whether its drafts carry probs."""
+        """Whether it has a distribution; its drafts carry it where they are drawn from it."""
         ...
 
     def propose(self, inputs: ProposeInputs) -> Draft:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import mock_specs, ngram
+from proposers import mock_drawn, mock_specs, ngram
 from proposers.base import Proposer, Runtime
 from proposers.info import ProposerInfo, ProposerSpec
 
@@ -20,6 +20,7 @@ ENTRY_POINT_GROUP = "graphengine.proposers"
 _SPECS: tuple[ProposerSpec, ...] = (
     ngram.SPEC,
     *mock_specs.SPECS,
+    mock_drawn.SPEC,
 )
 
 _PLANNED_REASON = "not built yet"

@@ -56,6 +56,7 @@ class SamplerState:
         for name in ("temperature", "top_k", "top_p", "min_p"):
             entry[name] = getattr(params, name)
         entry["seed"] = request.seed
+        entry["choice"] = request.choice
         entry["num_bias"] = len(params.bias)
         for place, (token, value) in enumerate(params.bias):
             self.bias_ids[row, place], self.bias_values[row, place] = token, value

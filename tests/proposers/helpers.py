@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from proposers import ProposeInputs
+from proposers import DraftSampling, ProposeInputs, RequestSampling
 
 VOCAB_SIZE = 48
 
@@ -20,6 +21,14 @@ class TinyRuntime:
     max_num_seqs: int = 16
     max_draft_tokens: int = 6
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    draft_sampling: DraftSampling = "greedy"
+
+    def gumbels(
+        self, request: RequestSampling, position: int, stream: str
+    ) -> npt.NDArray[np.float64]:
+        key = [request.seed, request.choice, position, stream == "draft"]
+        found: npt.NDArray[np.float64] = np.random.default_rng(key).gumbel(size=self.vocab_size)
+        return found
 
 
 def make_inputs(

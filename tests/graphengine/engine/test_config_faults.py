@@ -49,9 +49,21 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"speculative": SpeculativeConfig("ngram", verification="typical")},
         "verification='typical': allowed are exact, rejection",
     ),
-    "draft-sampling-planned": (
+    "probabilistic-in-exact-mode": (
+        lambda: {"speculative": SpeculativeConfig("mock-drawn", draft_sampling="probabilistic")},
+        "'probabilistic' with verification='exact' would accept too seldom",
+    ),
+    "coupled-in-rejection-mode": (
+        lambda: {
+            "speculative": SpeculativeConfig(
+                "mock-drawn", verification="rejection", draft_sampling="coupled"
+            )
+        },
+        "'coupled' with verification='rejection'.*use verification='exact'",
+    ),
+    "draft-sampling-coupled-without-probs": (
         lambda: {"speculative": SpeculativeConfig("ngram", draft_sampling="coupled")},
-        "draft_sampling='coupled' .not built.*'ngram': greedy",
+        "draft_sampling='coupled'.*'ngram', which has no distribution: greedy",
     ),
     "draft-sampling-without-probs": (
         lambda: {
@@ -59,7 +71,7 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
                 "ngram", verification="rejection", draft_sampling="probabilistic"
             )
         },
-        "draft_sampling='probabilistic': allowed with proposer 'ngram': greedy",
+        "draft_sampling='probabilistic': .*'ngram', which has no distribution: greedy",
     ),
     "adaptive-planned": (
         lambda: {"speculative": SpeculativeConfig("ngram", adaptive=True)},
