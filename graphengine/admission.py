@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from graphengine.models.tokenizer import Tokenizer
-from graphengine.request import Request
+from graphengine.request import Request, answer_id
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import ResolvedConfig
 from graphengine.sampling.params import SamplingParams
 
 
-def make_request(
+def make_requests(
     request_id: str,
     prompt: str | Sequence[int],
     params: SamplingParams,
@@ -23,8 +23,8 @@ def make_request(
     tokenizer: Tokenizer | None,
     resolved: ResolvedConfig,
     cache_salt: str | None = None,
-) -> Request:
-    """Tokenise and check.
+) -> list[Request]:
+    """Tokenise and check; one request for each answer that is asked for.
 
     Args:
         prompt: text, or token ids in [0, vocab_size).
@@ -39,20 +39,31 @@ def make_request(
         raise ValueError(f"request_id={request_id!r}: expected a string")
     if not isinstance(params, SamplingParams):
         raise ValueError(f"request {request_id!r}: params={params!r}: expected SamplingParams")
-    request = Request(
-        request_id,
-        _token_ids(request_id, prompt, tokenizer),
-        params,
-        max_model_len=resolved.sizes.max_model_len,
-        eos_token_ids=resolved.model.eos_token_ids,
-        cache_salt=cache_salt,
-    )
+    token_ids = _token_ids(request_id, prompt, tokenizer)
+    requests = []
+    for choice in range(params.n):
+        request = Request(
+            answer_id(request_id, choice),
+            token_ids if choice == 0 else requests[0].prompt_token_ids,
+            params,
+            max_model_len=resolved.sizes.max_model_len,
+            eos_token_ids=resolved.model.eos_token_ids,
+            cache_salt=cache_salt,
+        )
+        request.choice = choice
+        requests.append(request)
+    _check(requests[0], tokenizer, resolved.model.vocab_size)
+    return requests
+
+
+def _check(request: Request, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """What only tokenizer and vocabulary can tell to be wrong."""
+    params, request_id = request.params, request.request_id
     if params.stop and tokenizer is None:
         raise ValueError(
             f"request {request_id!r}: stop={params.stop!r}: the checkpoint has no tokenizer, hence "
             "no text; give stop_token_ids"
         )
-    vocab_size = resolved.model.vocab_size
     _check_ids(request_id, "prompt token", request.prompt_token_ids, vocab_size)
     _check_ids(request_id, "stop token", list(request.stop_token_ids), vocab_size)
     _check_ids(request_id, "logit_bias", [token for token, _ in params.bias], vocab_size)
@@ -62,7 +73,6 @@ def make_request(
             f"request {request_id!r}: {len(request.stop_token_ids)} stop token ids, the model's "
             f"own included; at most {MAX_STOP_IDS} are allowed"
         )
-    return request
 
 
 def _token_ids(

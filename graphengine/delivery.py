@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 
 from graphengine.outputs import RequestOutput
-from graphengine.request import FinishReason, Request
+from graphengine.request import FinishReason, Request, answer_id
 from graphengine.streams import OutputStream
 
 
@@ -22,7 +22,8 @@ class Delivery:
 
     def __init__(self, finish: Callable[[Request, FinishReason], None]) -> None:
         self._finish = finish
-        self.streams: dict[str, OutputStream] = {}  # of unfinished requests, by id
+        # Of unfinished requests, by id; of one that has several answers, until all have ended.
+        self.streams: dict[str, OutputStream] = {}
         self._undelivered: list[RequestOutput] = []
         self._gone: list[str] = []
 
@@ -30,6 +31,27 @@ class Delivery:
     def has_outputs(self) -> bool:
         """Whether there are some that no step has returned yet."""
         return bool(self._undelivered)
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Raises ValueError where the id of one belongs to a request with an unfinished answer."""
+        for request in requests:
+            if request.request_id in self.streams:
+                raise ValueError(
+                    f"request {request.request_id!r}: the id belongs to an unfinished request; "
+                    "use another"
+                )
+
+    def add(self, streams: Iterable[OutputStream]) -> None:
+        """All answers to a prompt, at once: Ctrl-C leaves all of them or none."""
+        self.streams.update({stream.request.request_id: stream for stream in streams})
+
+    def unfinished(self, request_id: str) -> list[str]:
+        """Ids of the answers to a request that have not ended; none where it is unknown."""
+        stream = self.streams.get(request_id)
+        if stream is None or stream.request.choice:
+            return []
+        requests = [one.request for one in stream.answers]
+        return [request.request_id for request in requests if not request.is_finished]
 
     def emit(self, requests: Iterable[Request]) -> None:
         """Make outputs of what was committed, and end what has reached its end."""
@@ -43,7 +65,9 @@ class Delivery:
                 stream.progress = progress
             if request.is_finished:
                 self._gone.append(request.request_id)
-                del self.streams[request.request_id]
+            if all(one.progress.ended for one in stream.answers):
+                for one in stream.answers:
+                    del self.streams[one.request.request_id]
 
     def start_over(self) -> None:
         """After an `emit` that broke off: every request is as new, and no output is made twice."""
@@ -74,5 +98,5 @@ class Delivery:
 
     def _has_counted(self, output: RequestOutput) -> bool:
         """False for an output whose `emit` broke off behind it: it is made again."""
-        stream = self.streams.get(output.request_id)
+        stream = self.streams.get(answer_id(output.request_id, output.index))
         return stream is None or stream.has_counted(output)

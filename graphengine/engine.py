@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphengine.admission import make_request
+from graphengine.admission import make_requests
 from graphengine.commit import commit
 from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.delivery import Delivery
@@ -105,7 +105,7 @@ class Engine:
             RuntimeError: the engine is closed.
         """
         self._ready()
-        request = make_request(
+        requests = make_requests(
             request_id,
             prompt,
             params if params is not None else SamplingParams(),
@@ -113,13 +113,16 @@ class Engine:
             resolved=self.resolved,
             cache_salt=cache_salt,
         )
-        stream = OutputStream.open(request, self.tokenizer)
-        self.scheduler.check(request)  # refused before anything has changed
+        streams = OutputStream.open_all(requests, self.tokenizer)
+        self.delivery.check(requests)
+        for request in requests:
+            self.scheduler.check(request)  # refused before anything has changed
         with self._bookkeeping():
-            if request.params.seed is None:
-                request.seed = self._seeds.getrandbits(64)
-            self.scheduler.add(request)
-            self.delivery.streams[request_id] = stream
+            seed = self._seeds.getrandbits(64) if requests[0].params.seed is None else None
+            for request in requests:
+                request.seed = request.seed if seed is None else seed
+                self.scheduler.add(request)
+            self.delivery.add(streams)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has something to run, or an output that no step has returned yet."""
@@ -155,9 +158,9 @@ class Engine:
         Its last output comes with the next step. Raises RuntimeError where the engine is closed.
         """
         self._ready()
-        dropped = self._drop([request_id])
+        dropped = self._drop(self.delivery.unfinished(request_id))
         self._forget()
-        return bool(dropped)
+        return dropped
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """Abort those of the requests that are unfinished, and deliver no output of any.
@@ -167,7 +170,7 @@ class Engine:
         ids = set(request_ids)
         if ids:
             self._ready()
-        self._drop(ids)
+        self._drop([one for request_id in ids for one in self.delivery.unfinished(request_id)])
         self.delivery.drop_outputs(ids)
         self._forget()
 
@@ -217,7 +220,7 @@ class Engine:
         if self._closed:
             return
         self._ready()
-        self._drop(list(self.delivery.streams))
+        self._drop(stream.request.request_id for stream in self.delivery.streams.values())
         self.delivery.take()
         self._closed = True
         self.runner.close()
@@ -348,15 +351,12 @@ class Engine:
                 item.num_draft_tokens, item.num_accepted, len(item.token_ids)
             )
 
-    def _drop(self, request_ids: Iterable[str]) -> list[str]:
-        """Abort those that are unfinished, and return them. The proposer is still to be told."""
-        streams = self.delivery.streams
-        dropped = [request_id for request_id in request_ids if request_id in streams]
+    def _drop(self, answer_ids: Iterable[str]) -> bool:
+        """Abort these, and say whether one was unfinished. The proposer is still to be told."""
         with self._bookkeeping():
-            for request_id in dropped:
-                self.scheduler.abort(request_id)
-                self.delivery.emit([streams[request_id].request])
-        return dropped
+            dropped = [self.scheduler.abort(answer_id) for answer_id in list(answer_ids)]
+            self.delivery.emit(request for request in dropped if request is not None)
+        return any(dropped)
 
     def _notify(self, sampled: Sequence[Sampled]) -> None:
         """Tell the proposer what was committed and who is gone.

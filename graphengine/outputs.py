@@ -94,14 +94,18 @@ class CompletionOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
-    """The state of a request after a step; the last one has `finished` set."""
+    """The state of a request after a step; the last one has `finished` set.
+
+    A step gives one for each answer that it adds to.
+    """
 
     request_id: str
-    outputs: list[CompletionOutput]
-    finished: bool
-    new_text: str  # what this step added to the text
+    outputs: list[CompletionOutput]  # the n answers
+    finished: bool  # all of them
+    index: int = 0  # of the answer that this output adds to
+    new_text: str  # what it adds to the text
     num_new_tokens: int
-    metrics: RequestMetrics
+    metrics: RequestMetrics  # of all answers together
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:

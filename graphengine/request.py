@@ -10,8 +10,8 @@ from __future__ import annotations
 import enum
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from graphengine.kv.block_table import BlockTable
 from graphengine.sampling.logprobs import Logprob
@@ -53,9 +53,34 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
 
+    @classmethod
+    def together(cls, parts: Sequence[RequestMetrics]) -> RequestMetrics:
+        """Of several answers to one prompt: counts are summed; the first start, the last finish.
+
+        `finished_time` is None until all have one.
+        """
+        found: dict[str, Any] = {}
+        for field in fields(cls):
+            values = [getattr(part, field.name) for part in parts]
+            known = [value for value in values if value is not None]
+            if field.name == "finished_time":
+                found[field.name] = max(known) if len(known) == len(values) else None
+            elif field.name.endswith("_time"):
+                found[field.name] = min(known, default=None)
+            else:
+                found[field.name] = sum(values)
+        return cls(**found)
+
+
+def answer_id(request_id: str, choice: int) -> str:
+    """What one of the n answers to a request is called inside the engine, and by proposers."""
+    return f"{request_id}#{choice}" if choice else request_id
+
 
 class Request:
     """A prompt, the tokens emitted for it, and its place in the engine.
+
+    Where several answers are asked for, each is a request of its own in here.
 
     Args:
         request_id: unique among unfinished requests.
@@ -120,7 +145,7 @@ class Request:
         self.prompt_token_ids = prompt
         self.params = params
         self.seed = seed if params.seed is None else params.seed
-        self.choice = 0  # which of the prompt's n answers this is; written by admission
+        self.choice = 0  # which of the n answers to its prompt this is; written by admission
         self.num_prompt_tokens = len(prompt)
         self.stop_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)

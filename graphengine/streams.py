@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graphengine.models.detokenizer import IncrementalDetokenizer
 from graphengine.models.stop_strings import end_at_stop, num_held
 from graphengine.models.tokenizer import Tokenizer
 from graphengine.outputs import AnswerLog, CompletionOutput, RequestOutput
-from graphengine.request import Request
+from graphengine.request import Request, RequestMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,26 @@ class _Read:
 
 @dataclass(slots=True)
 class OutputStream:
-    """One request's outputs. Looks at what has been committed, so that no step can be missed."""
+    """The outputs of one answer. Looks at what has been committed, so that no step is missed."""
 
     request: Request
     log: AnswerLog
     progress: Progress
+    answers: list[OutputStream]  # all streams of the same prompt, itself among them
 
     @classmethod
-    def open(cls, request: Request, tokenizer: Tokenizer | None) -> OutputStream:
-        """Start the stream of a request that has just been queued; without a tokenizer no text."""
+    def open_all(
+        cls, requests: Sequence[Request], tokenizer: Tokenizer | None
+    ) -> list[OutputStream]:
+        """Start the streams of the answers to a prompt; without a tokenizer there is no text."""
+        answers: list[OutputStream] = []
+        answers.extend(cls._open(request, tokenizer, answers) for request in requests)
+        return answers
+
+    @classmethod
+    def _open(
+        cls, request: Request, tokenizer: Tokenizer | None, answers: list[OutputStream]
+    ) -> OutputStream:
         request.metrics.arrival_time = time.perf_counter()
         log = AnswerLog(
             request.token_ids,
@@ -61,7 +72,7 @@ class OutputStream:
         if tokenizer is not None:
             skip = request.params.skip_special_tokens
             detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
-        return cls(request, log, Progress(detokenizer))
+        return cls(request, log, Progress(detokenizer), answers)
 
     @property
     def is_behind(self) -> bool:
@@ -97,22 +108,27 @@ class OutputStream:
             request.metrics.first_token_time = now
         if request.is_finished:
             request.metrics.finished_time = now
-        completion = CompletionOutput(
-            index=0,
-            finish_reason=request.finish_reason,
-            log=log,
-            num_tokens=after.num_tokens,
-            num_texts=after.num_outputs,
-        )
+        standing = [after if one is self else one.progress for one in self.answers]
         output = RequestOutput(
-            request_id=request.request_id,
-            outputs=[completion],
-            finished=request.is_finished,
+            request_id=self.answers[0].request.request_id,
+            outputs=[one._completion(its) for one, its in zip(self.answers, standing, strict=True)],
+            finished=all(its.ended for its in standing),
+            index=request.choice,
             new_text=log.texts[-1],
             num_new_tokens=len(token_ids),
-            metrics=replace(request.metrics),
+            metrics=RequestMetrics.together([one.request.metrics for one in self.answers]),
         )
         return output, after
+
+    def _completion(self, progress: Progress) -> CompletionOutput:
+        """The answer as it stands after that much of it."""
+        return CompletionOutput(
+            index=self.request.choice,
+            finish_reason=self.request.finish_reason if progress.ended else None,
+            log=self.log,
+            num_tokens=progress.num_tokens,
+            num_texts=progress.num_outputs,
+        )
 
     def num_to_stop(self, token_ids: Sequence[int]) -> int | None:
         """How many of the next tokens complete a stop string; None where they do not."""
@@ -142,5 +158,5 @@ class OutputStream:
 
     def has_counted(self, output: RequestOutput) -> bool:
         """False for an output of this stream that its progress does not include."""
-        completion = output.outputs[0]
+        completion = output.outputs[output.index]
         return completion.log is not self.log or completion.num_texts <= self.progress.num_outputs

@@ -16,6 +16,7 @@ from typing import Any, Final
 DEFAULT_MAX_TOKENS = 16
 MAX_SEED: Final = (1 << 64) - 1
 MAX_LOGPROBS: Final = 20
+MAX_CHOICES: Final = 128
 MAX_LOGIT_BIAS: Final = 256  # tokens with a bias, of one request
 
 
@@ -45,6 +46,8 @@ class SamplingParams:
         allowed_token_ids: nothing else may come; None: everything may. Not empty.
         seed: 0 to 2**64 - 1. The same seed gives the same tokens, whatever shares the batch. None:
             the engine draws one.
+        n: answers to the prompt, 1 to 128; more than one needs a temperature. Each has noise of its
+            own, and the first is the answer that n = 1 gives.
         stop_token_ids: ids that end the request, each >= 0; the stop token itself is emitted.
             Any iterable of integers is accepted and stored as a tuple.
         stop: strings, not empty, that end the request: at the token that completes one, once
@@ -72,6 +75,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
+    n: int = 1
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
@@ -82,6 +86,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
             "min_tokens": _integer("min_tokens", self.min_tokens, 0, _MOST),
+            "n": _integer("n", self.n, 1, MAX_CHOICES),
             "top_k": max(0, _integer("top_k", self.top_k, -1, _MOST)),
             "logit_bias": _logit_bias(self.logit_bias),
             "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
@@ -110,6 +115,8 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             allowed = f"an integer from 0 to max_tokens={self.max_tokens}"
             raise _refusal("min_tokens", self.min_tokens, allowed)
+        if self.n > 1 and self.temperature == 0:
+            raise _refusal("n", self.n, "1 where temperature is 0: all answers would be the same")
 
     @property
     def bias(self) -> tuple[tuple[int, float], ...]:

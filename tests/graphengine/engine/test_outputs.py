@@ -17,7 +17,7 @@ PROMPT = range(1000)
 def open_stream(num_steps: int) -> OutputStream:
     """A stream without a tokenizer that has taken over `num_steps` steps of 3 tokens."""
     params = SamplingParams(max_tokens=None)
-    stream = OutputStream.open(Request("a", PROMPT, params, max_model_len=1 << 20), None)
+    stream = OutputStream.open_all([Request("a", PROMPT, params, max_model_len=1 << 20)], None)[0]
     for step in range(num_steps):
         emit(stream, [step, step, step], num_accepted=2)
     return stream
@@ -79,7 +79,7 @@ def test_texts_add_up(checkpoints: Checkpoints) -> None:
     assert tokenizer is not None
     params = SamplingParams(max_tokens=None)
     request = Request("a", [1], params, max_model_len=100)
-    stream = OutputStream.open(request, tokenizer)
+    (stream,) = OutputStream.open_all([request], tokenizer)
     outputs: list[RequestOutput] = []
     for token_id in tokenizer.encode("the thin thing é"):
         outputs.append(emit(stream, [token_id]))
