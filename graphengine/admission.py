@@ -40,7 +40,7 @@ def make_requests(
     if not isinstance(params, SamplingParams):
         raise ValueError(f"request {request_id!r}: params={params!r}: expected SamplingParams")
     token_ids = _token_ids(request_id, prompt, tokenizer)
-    requests = []
+    requests: list[Request] = []
     for choice in range(params.n):
         request = Request(
             answer_id(request_id, choice),
@@ -51,6 +51,8 @@ def make_requests(
             cache_salt=cache_salt,
         )
         request.choice = choice
+        if choice:
+            request.prompt_logprobs = None  # they are the first answer's
         requests.append(request)
     _check(requests[0], tokenizer, resolved.model.vocab_size)
     return requests

@@ -29,6 +29,7 @@ from graphengine.models.layers import LayerOps
 from graphengine.models.native_ops import NativeOps
 from graphengine.models.torch_ops import TorchOps
 from graphengine.probe import VerifierShape
+from graphengine.prompt_logprobs import PromptLogprobs
 from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
 from graphengine.resolve import GREEDY, LOGPROBS, MAX_PREFILL_ROWS, SAMPLED, ResolvedConfig
@@ -97,6 +98,8 @@ class ModelRunner:
         self._inputs = step_batch.REJECTION_INPUTS if rejection else step_batch.SAMPLED_INPUTS
         rows = self.sizes.num_state_rows
         self._packed = self.buffers.whole("packed").view(rows, -1).numpy()
+        logits = self.buffers.whole("logits").view(-1, resolved.model.vocab_size)
+        self._prompt_logprobs = PromptLogprobs(self.decoder, logits)
 
     @property
     def row_counts(self) -> list[int]:
@@ -167,13 +170,15 @@ class ModelRunner:
             views = self.buffers.prefill(num_reqs=len(part), num_tokens=num_tokens)
             host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
             step_batch.write_prefill(host, self._state, part)
-            self._forward_prefill(views)
+            buffers = self._forward_prefill(views)
+            self._prompt_logprobs.collect(buffers, part)
             self.manager.count_eager("prefill")
 
-    def _forward_prefill(self, views: Mapping[str, torch.Tensor]) -> None:
-        inputs = ForwardInputs.of(views)
+    def _forward_prefill(self, views: Mapping[str, torch.Tensor]) -> ForwardBuffers:
+        inputs, buffers = ForwardInputs.of(views), ForwardBuffers.of(views)
         self.decoder.attention.plan(inputs.attention)
-        self.decoder.forward(inputs, ForwardBuffers.of(views))
+        self.decoder.forward(inputs, buffers)
+        return buffers
 
     def last_logprobs(self, num_reqs: int) -> tuple[npt.NDArray[Any], ...]:
         """Ids, values and ranks of the latest replay, which was of the LOGPROBS tier.
@@ -202,7 +207,7 @@ class ModelRunner:
         self._cells.clear()
         self.buffers.release()
         # The manager holds the step, the step the decoder, and the manager's filler this runner.
-        del self.manager, self.decoder, self.verifier, self._packed
+        del self.manager, self.decoder, self.verifier, self._packed, self._prompt_logprobs
 
     def _cell(self, key: ShapeKey) -> _Cell:
         cell = self._cells.get(key)

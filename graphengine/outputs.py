@@ -28,6 +28,8 @@ class AnswerLog:
     token_origins: Sequence[Origin]  # one for each token after the prompt
     # one for each token after the prompt; None where the request does not ask for them
     token_logprobs: Sequence[Mapping[int, Logprob]] | None = None
+    # one for each prompt token, None for the first; written by prefill, None where not asked for
+    prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
     # what each output added, written by the request's stream
     texts: list[str] = field(default_factory=list)
 
@@ -112,6 +114,16 @@ class RequestOutput:
         """The prompt as token ids `[num_prompt_tokens]`."""
         log = self.outputs[0].log
         return list(log.token_ids[: log.num_prompt_tokens])
+
+    @cached_property
+    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """By prompt token `[num_prompt_tokens]`, None for the first, which nothing foretells: its
+        log-probability and the likeliest ones', by token id.
+
+        None where the request did not ask. Shorter where it was aborted before its prompt was read.
+        """
+        found = self.outputs[0].log.prompt_logprobs
+        return None if found is None else [None if one is None else dict(one) for one in found]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -109,6 +109,7 @@ class Request:
         "num_prompt_tokens",
         "num_reserved_rows",
         "params",
+        "prompt_logprobs",
         "prompt_token_ids",
         "request_id",
         "row",
@@ -161,6 +162,10 @@ class Request:
         asks = params.logprobs is not None
         self.token_logprobs: list[Mapping[int, Logprob]] | None = [] if asks else None
 
+        # By prompt token, nothing for the first; grows with prefill. None where nobody asks.
+        wants = params.prompt_logprobs is not None
+        self.prompt_logprobs: list[Mapping[int, Logprob] | None] | None = [None] if wants else None
+
         # Number of tokens with which a stop string is complete, where one has been found. Written
         # by the engine before the commit of the last of them.
         self.stop_length: int | None = None
@@ -209,6 +214,12 @@ class Request:
     def num_prefill_tokens(self) -> int:
         """Tokens still to be prefilled before the request is decode-ready."""
         return len(self.token_ids) - 1 - self.kv_len
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Its prompt must be computed row by row: there is more to tell of it."""
+        known = self.prompt_logprobs
+        return known is not None and len(known) < self.num_prompt_tokens
 
     @property
     def max_draft_tokens(self) -> int:

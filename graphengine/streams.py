@@ -67,6 +67,7 @@ class OutputStream:
             request.num_prompt_tokens,
             request.token_origins,
             request.token_logprobs,
+            request.prompt_logprobs,
         )
         detokenizer = None
         if tokenizer is not None:

@@ -66,7 +66,7 @@ class KVManager:
 
     def find_prefix(self, request: Request) -> list[int]:
         """Cached blocks that the request could start from; takes no reference."""
-        if self.prefix_cache is None:
+        if self.prefix_cache is None or request.needs_whole_prompt:
             return []
         return self.prefix_cache.lookup(
             request.token_ids, request.block_digests, request.cache_salt

@@ -138,6 +138,16 @@ class ForwardBuffers:
             views["hidden"], views["normed"], views["qkv"], views["attended"], views["activated"]
         )
 
+    def rows(self, rows: slice) -> ForwardBuffers:
+        """Views of these rows."""
+        return ForwardBuffers(
+            self.hidden[rows],
+            self.normed[rows],
+            self.qkv[rows],
+            self.attended[rows],
+            self.activated[rows],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:

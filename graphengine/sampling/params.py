@@ -56,6 +56,8 @@ class SamplingParams:
         ignore_eos: go on past the model's own end-of-sequence ids. `stop_token_ids` still stop.
         logprobs: give log-probabilities of every emitted token and of this many likeliest, 0 to
             20, by the model's own logits, before any processor; None: none.
+        prompt_logprobs: the same for every prompt token but the first; the prompt is then read
+            whole, whatever of it is cached.
         skip_special_tokens: leave special tokens out of the decoded text (never out of the ids).
 
     Raises:
@@ -81,6 +83,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -99,8 +102,9 @@ class SamplingParams:
             checked["max_tokens"] = _integer("max_tokens", self.max_tokens, 1)
         if self.seed is not None:
             checked["seed"] = _integer("seed", self.seed, 0, MAX_SEED)
-        if self.logprobs is not None:
-            checked["logprobs"] = _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                checked[name] = _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.allowed_token_ids is not None:
             ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not ids:
@@ -159,7 +163,7 @@ def _integer(name: str, value: Any, minimum: int, maximum: int | None = None) ->
     if not is_integer or value < minimum or (maximum is not None and value > maximum):
         most = f" and <= {maximum}" if maximum is not None else ""
         none = {"max_tokens": " or None (up to the context limit)"}
-        none |= dict.fromkeys(("seed", "logprobs"), " or None")
+        none |= dict.fromkeys(("seed", "logprobs", "prompt_logprobs"), " or None")
         raise _refusal(name, value, f"an integer >= {minimum}{most}{none.get(name, '')}")
     return int(value)
 

@@ -101,7 +101,9 @@ def test_generate_gives_every_answer(checkpoints: Checkpoints) -> None:
 
 def test_greedy_choices_are_refused() -> None:
     """Four equal answers for the price of four."""
-    with pytest.raises(ValueError, match="SamplingParams.n=4: expected 1 where temperature is 0"):
+    with pytest.raises(ValueError, match=r"SamplingParams\.n=4: expected 1 where temperature is 0"):
         SamplingParams(n=4)
-    with pytest.raises(ValueError, match="SamplingParams.n=0: expected an integer >= 1 and <= 128"):
+    with pytest.raises(
+        ValueError, match=r"SamplingParams\.n=0: expected an integer >= 1 and <= 128"
+    ):
         SamplingParams(n=0, temperature=1.0)
