@@ -40,6 +40,7 @@ def make_requests(
     if not isinstance(params, SamplingParams):
         raise ValueError(f"request {request_id!r}: params={params!r}: expected SamplingParams")
     token_ids = _token_ids(request_id, prompt, tokenizer)
+    bad_words = _bad_words(request_id, params, tokenizer)
     requests: list[Request] = []
     for choice in range(params.n):
         request = Request(
@@ -51,11 +52,35 @@ def make_requests(
             cache_salt=cache_salt,
         )
         request.choice = choice
+        request.bad_words = bad_words
         if choice:
             request.prompt_logprobs = None  # they are the first answer's
         requests.append(request)
     _check(requests[0], tokenizer, resolved.model.vocab_size)
+    if params.logits_processors and not resolved.sizes.custom_logits:
+        raise ValueError(
+            f"request {request_id!r}: logits_processors={params.logits_processors!r}: the engine "
+            "has captured no graphs for them; start it with logits_processors=True"
+        )
     return requests
+
+
+def _bad_words(
+    request_id: str, params: SamplingParams, tokenizer: Tokenizer | None
+) -> list[list[int]]:
+    """The bad words as token ids: each as a text of its own, and behind a space."""
+    if params.bad_words and tokenizer is None:
+        raise ValueError(
+            f"request {request_id!r}: bad_words={params.bad_words!r}: the checkpoint has no "
+            "tokenizer, hence no words; give logit_bias or prefix_allowed_tokens_fn"
+        )
+    spellings: dict[tuple[int, ...], None] = {}
+    for word in params.bad_words:
+        for text in (word, f" {word.lstrip()}"):
+            ids = tokenizer.encode_plain(text) if tokenizer is not None else []
+            if ids:
+                spellings[tuple(ids)] = None
+    return [list(ids) for ids in spellings]
 
 
 def _check(request: Request, tokenizer: Tokenizer | None, vocab_size: int) -> None:
@@ -68,6 +93,9 @@ def _check(request: Request, tokenizer: Tokenizer | None, vocab_size: int) -> No
         )
     _check_ids(request_id, "prompt token", request.prompt_token_ids, vocab_size)
     _check_ids(request_id, "stop token", list(request.stop_token_ids), vocab_size)
+    _check_ids(
+        request_id, "bad word token", [i for ids in request.bad_words for i in ids], vocab_size
+    )
     _check_ids(request_id, "logit_bias", [token for token, _ in params.bias], vocab_size)
     _check_allowed(request, vocab_size)
     if len(request.stop_token_ids) > MAX_STOP_IDS:

@@ -1,24 +1,33 @@
 """The captured step: from token ids to accepted counts, and the static buffers that it runs over.
 
-Owns the definition of the step and the list of its buffers by who writes them. The call is what
-graphs capture: it runs only ops, reads nothing back to the host, and is the same for every cell of
-the table.
+Owns the definition of the step, in two halves, and the list of its buffers by who writes them. The
+calls are what graphs capture: they run only ops, read nothing back to the host, and are the same
+for every cell of a tier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from capture.buffers import BufferSpec, StaticBuffers
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, ForwardBuffers, ForwardInputs
+from graphengine.models.layers import LayerOps
 from graphengine.request_state import MAX_STOP_IDS
-from graphengine.resolve import MAX_PREFILL_ROWS, RunnerSizes
+from graphengine.resolve import (
+    CUSTOM,
+    GREEDY,
+    LOGITS,
+    LOGPROBS,
+    MAX_PREFILL_ROWS,
+    SAMPLED,
+    RunnerSizes,
+)
 from graphengine.sampling.cpu import NativeLogprobs, NativeSampler
+from graphengine.sampling.masks import mask_words
 from graphengine.sampling.params import MAX_LOGPROBS
-from graphengine.sampling.state import mask_words
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
 
 Views = Mapping[str, torch.Tensor]
@@ -32,8 +41,13 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
         _input("has_draft_probs", (rows,), cells_only=True),
         _input("draft_probs", vocabulary, dtype=torch.float32, cells_only=True),
     ]
+    custom = [
+        _input(name, vocabulary, dtype=torch.float32, cells_only=True)
+        for name in ("raw_logits", "custom_logits")
+    ]
     return [
         *(rejection if sizes.rejection else ()),
+        *(custom if sizes.custom_logits else ()),
         _input("token_ids", ("T",)),
         _input("positions", ("T",)),
         _input("slot_mapping", ("T",)),
@@ -79,43 +93,56 @@ def make_buffers(model: ModelConfig, sizes: RunnerSizes, device: torch.device) -
     )
 
 
-class CapturedStep:
-    """Callable over a cell's views.
+class Forward:
+    """The first half of a step: from token ids to logits."""
 
-    Args:
-        decoder: the target model.
-        sampler: chooses the target's token for every row; None: the most likely one.
-        logprobs: gives out what was likely; None: nothing is.
-        verify: the verifier.
-        buffers: where the views come from; the verifier looks at whole storages, so that its shapes
-            do not depend on the cell and it is compiled once.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        sampler: NativeSampler | None,
-        logprobs: NativeLogprobs | None,
-        verify: GreedyVerify,
-        buffers: StaticBuffers,
-    ) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._sampler = sampler
-        self._logprobs = logprobs
-        self._verify = verify
-        self._all_target_ids = buffers.whole("target_ids")
-        self._all_token_ids = buffers.whole("token_ids")
 
     def __call__(self, views: Views) -> None:
         buffers = ForwardBuffers.of(views)
         self._decoder.forward(ForwardInputs.of(views), buffers)
         self._decoder.logits(views["logits"], buffers)
+
+
+class Choose:
+    """The other half: from logits to what each request emits.
+
+    Args:
+        ops: of the decoder.
+        sampler: chooses the target's token for every row; None: the most likely one.
+        logprobs: gives out what was likely; None: nothing is.
+        verify: the verifier.
+        buffers: where the views come from; the verifier looks at whole storages, so that its shapes
+            do not depend on the cell and it is compiled once.
+        custom: the host has put logits of its own between the halves.
+    """
+
+    def __init__(
+        self,
+        ops: LayerOps,
+        sampler: NativeSampler | None,
+        logprobs: NativeLogprobs | None,
+        verify: GreedyVerify,
+        buffers: StaticBuffers,
+        *,
+        custom: bool = False,
+    ) -> None:
+        self._ops = ops
+        self._sampler = sampler
+        self._logprobs = logprobs
+        self._verify = verify
+        self._all_target_ids = buffers.whole("target_ids")
+        self._all_token_ids = buffers.whole("token_ids")
+        self._custom = custom
+
+    def __call__(self, views: Views) -> None:
         if self._sampler is None:
-            self._decoder.ops.argmax(views["target_ids"], views["logits"])
+            self._ops.argmax(views["target_ids"], views["logits"])
         else:
-            self._sampler(views)
+            self._sampler(self._with_logits(views, "custom_logits"))
         if self._logprobs is not None:
-            self._logprobs(views)
+            self._logprobs(self._with_logits(views, "raw_logits"))
         self._verify(
             views["packed"],
             self._all_target_ids,
@@ -125,6 +152,31 @@ class CapturedStep:
             views["stop_ids"],
             views["max_new_tokens"],
         )
+
+    def _with_logits(self, views: Views, name: str) -> Views:
+        return {**views, "logits": views[name]} if self._custom else views
+
+
+def make_steps(
+    decoder: Decoder, sampler: NativeSampler, verify: GreedyVerify, buffers: StaticBuffers
+) -> dict[str, Callable[[Views], None]]:
+    """What a cell of each tier runs. A graph of a whole step is one of both halves."""
+    forward, ops, logprobs = Forward(decoder), decoder.ops, NativeLogprobs()
+
+    def step(choose: Choose) -> Callable[[Views], None]:
+        def both(views: Views) -> None:
+            forward(views)
+            choose(views)
+
+        return both
+
+    return {
+        GREEDY: step(Choose(ops, None, None, verify, buffers)),
+        SAMPLED: step(Choose(ops, sampler, None, verify, buffers)),
+        LOGPROBS: step(Choose(ops, sampler, logprobs, verify, buffers)),
+        LOGITS: forward,
+        CUSTOM: Choose(ops, sampler, logprobs, verify, buffers, custom=True),
+    }
 
 
 def _input(

@@ -209,6 +209,7 @@ class EngineConfig:
     numerics: Numerics = "invariant"
     async_steps: int = 0
     speculative: SpeculativeConfig | str | None = None
+    logits_processors: bool = False
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
 
@@ -221,6 +222,11 @@ class EngineConfig:
             )
         if self.numerics not in ("invariant", "fast"):
             raise ValueError(f"numerics={self.numerics!r}: allowed are invariant, fast")
+        if not isinstance(self.logits_processors, bool):
+            raise ValueError(
+                f"logits_processors={self.logits_processors!r}: expected True or False; the "
+                "processors themselves are given to SamplingParams"
+            )
         if self.async_steps != 0 or isinstance(self.async_steps, bool):
             raise ValueError(
                 f"async_steps={self.async_steps!r}: only 0 (synchronous stepping) is available"

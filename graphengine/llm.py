@@ -41,6 +41,8 @@ class LLM:
         async_steps: 0; asynchronous stepping is not available.
         speculative: how to draft; None: what `GRAPHENGINE_SPECULATE` says, else off. `"off"`,
             `"ngram"` and `"ngram:6"` are accepted too.
+        logits_processors: capture two more graphs a cell, so that requests may bring logits
+            processors of their own.
         capture: how steps are captured; None: the defaults.
         cache: KV cache; None: the defaults.
         progress: called with (phase, done, total, what) while the model loads.
@@ -63,6 +65,7 @@ class LLM:
         numerics: Numerics = "invariant",
         async_steps: int = 0,
         speculative: SpeculativeConfig | str | None = None,
+        logits_processors: bool = False,
         capture: CaptureConfig | None = None,
         cache: CacheConfig | None = None,
         progress: StartProgress | None = None,
@@ -77,6 +80,7 @@ class LLM:
             numerics=numerics,
             async_steps=async_steps,
             speculative=speculative,
+            logits_processors=logits_processors,
             capture=capture if capture is not None else CaptureConfig(),
             cache=cache if cache is not None else CacheConfig(),
         )

@@ -22,7 +22,7 @@ from capture.shapes import ShapeKey
 from graphengine import step_batch
 from graphengine.attention.base import AttentionShape
 from graphengine.attention.cpu import NativeAttention
-from graphengine.captured_step import CapturedStep, make_buffers
+from graphengine.captured_step import make_buffers, make_steps
 from graphengine.kernels import library
 from graphengine.models.decoder import Decoder, DecoderWeights, ForwardBuffers, ForwardInputs
 from graphengine.models.layers import LayerOps
@@ -32,8 +32,16 @@ from graphengine.probe import VerifierShape
 from graphengine.prompt_logprobs import PromptLogprobs
 from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
-from graphengine.resolve import GREEDY, LOGPROBS, MAX_PREFILL_ROWS, SAMPLED, ResolvedConfig
-from graphengine.sampling.cpu import NativeGreedyVerify, NativeLogprobs, NativeSampler
+from graphengine.resolve import (
+    CUSTOM,
+    GREEDY,
+    LOGITS,
+    LOGPROBS,
+    MAX_PREFILL_ROWS,
+    SAMPLED,
+    ResolvedConfig,
+)
+from graphengine.sampling.cpu import NativeGreedyVerify, NativeSampler
 from graphengine.sampling.verifier import GreedyVerify, greedy_verify
 from graphengine.scheduler import PrefillChunk
 
@@ -81,21 +89,18 @@ class ModelRunner:
             resolved.table,
             self.buffers,
             capture,
-            steps={
-                GREEDY: CapturedStep(self.decoder, None, None, self.verifier, self.buffers),
-                SAMPLED: CapturedStep(self.decoder, sampler, None, self.verifier, self.buffers),
-                LOGPROBS: CapturedStep(
-                    self.decoder, sampler, NativeLogprobs(), self.verifier, self.buffers
-                ),
-            },
+            steps=make_steps(self.decoder, sampler, self.verifier, self.buffers),
             prepare=self._prepare,
             run_program=library.load().run_calls,
         )
         self._state = state
         self._cells: dict[ShapeKey, _Cell] = {}
         self._last: ShapeKey | None = None
-        rejection = self.sizes.rejection
-        self._inputs = step_batch.REJECTION_INPUTS if rejection else step_batch.SAMPLED_INPUTS
+        self._inputs = (
+            *step_batch.SAMPLED_INPUTS,
+            *(step_batch.REJECTION_INPUTS if self.sizes.rejection else ()),
+            *(step_batch.CUSTOM_INPUTS if self.sizes.custom_logits else ()),
+        )
         rows = self.sizes.num_state_rows
         self._packed = self.buffers.whole("packed").view(rows, -1).numpy()
         logits = self.buffers.whole("logits").view(-1, resolved.model.vocab_size)
@@ -145,23 +150,32 @@ class ModelRunner:
             int32 [num_reqs, k_max + 3], a view of the output buffer, valid until the next step:
             number of emitted tokens, how many of them were drafts, then their ids, -1 beyond.
         """
-        longest = int(num_draft_tokens.max(initial=0))
+        probs = None if draft_probs is None else draft_probs.numpy()
+        batch = step_batch.DecodeBatch(requests, draft_token_ids, num_draft_tokens, probs)
         tier = tier_of(requests)
-        key = self.manager.dispatch(len(requests), longest, tier)
-        cell = self._cell(key)
-        step_batch.write_decode(
-            cell.inputs, key, self._state, requests, draft_token_ids, num_draft_tokens
-        )
-        if tier != GREEDY:
-            step_batch.write_sampled(cell.inputs, key, self._state, requests)
-            if self.sizes.rejection:
-                probs = None if draft_probs is None else draft_probs.numpy()
-                step_batch.write_draft_probs(cell.inputs, key, probs, len(requests))
-        self.decoder.attention.plan(cell.forward.attention)
-        num_tokens = len(requests) + int(num_draft_tokens.sum())
-        self.manager.replay(key, num_reqs=len(requests), num_tokens=num_tokens)
-        self._last = key
+        if tier == CUSTOM:
+            self._replay(batch, LOGITS)
+            self.manager.count_eager("logits_processors")
+        self._replay(batch, tier)
         return self._packed[: len(requests)]
+
+    def _replay(self, batch: step_batch.DecodeBatch, tier: str) -> None:
+        """Write a cell's inputs and replay it."""
+        num_reqs = len(batch.requests)
+        key = self.manager.dispatch(num_reqs, batch.longest, tier)
+        cell, state = self._cell(key), self._state
+        if tier == CUSTOM:  # the logits that the cell before has left, before anything is written
+            logits = self.buffers.cell(key)["logits"]
+            step_batch.write_custom(cell.inputs, key, batch, logits)
+        step_batch.write_decode(cell.inputs, key, state, batch)
+        if tier not in (GREEDY, LOGITS):
+            step_batch.write_sampled(cell.inputs, key, state, batch)
+            if self.sizes.rejection:
+                step_batch.write_draft_probs(cell.inputs, key, batch)
+        self.decoder.attention.plan(cell.forward.attention)
+        num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
+        self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
+        self._last = key
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Fill the KV rows of prompt chunks; outside the table, counted."""
@@ -181,13 +195,15 @@ class ModelRunner:
         return buffers
 
     def last_logprobs(self, num_reqs: int) -> tuple[npt.NDArray[Any], ...]:
-        """Ids, values and ranks of the latest replay, which was of the LOGPROBS tier.
+        """Ids, values and ranks of the latest replay, which was of a tier that has them.
 
         [num_reqs, query_len, MAX_LOGPROBS + 1] twice and [num_reqs, query_len]; views, valid until
         the next step.
         """
         assert self._last is not None, "nothing has been replayed"
-        assert self._last.tier == LOGPROBS, f"a cell without log-probabilities: {self._last}"
+        assert self._last.tier in (LOGPROBS, CUSTOM), (
+            f"a cell without log-probabilities: {self._last}"
+        )
         views = self.buffers.cell(self._last)
         shape = (self._last.num_reqs, self._last.query_len, -1)
         names = ("logprob_ids", "logprob_values", "logprob_ranks")
@@ -232,6 +248,8 @@ class ModelRunner:
 
 def tier_of(requests: Iterable[Request]) -> str:
     """The cheapest tier that has what every one of these needs."""
+    if any(request.params.logits_processors for request in requests):
+        return CUSTOM
     if any(request.params.logprobs is not None for request in requests):
         return LOGPROBS
     is_greedy = all(request.params.is_plain_greedy for request in requests)

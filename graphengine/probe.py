@@ -17,8 +17,9 @@ from graphengine.models.decoder import Decoder
 from graphengine.request import Request
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.sampling.cpu import NativeLogprobs, NativeSampler
+from graphengine.sampling.masks import mask_words
 from graphengine.sampling.params import MAX_LOGPROBS, SamplingParams
-from graphengine.sampling.state import SamplerState, mask_words
+from graphengine.sampling.state import SamplerState
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
 
 Tensor = torch.Tensor

@@ -98,6 +98,7 @@ class Request:
     __slots__ = (
         "admission",
         "arrival",
+        "bad_words",
         "block_digests",
         "block_table",
         "cache_salt",
@@ -136,16 +137,12 @@ class Request:
         prompt = _checked_ids(request_id, prompt_token_ids)
         if not prompt:
             raise ValueError(f"request {request_id!r}: the prompt is empty; give at least 1 token")
-        if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
-            raise ValueError(
-                f"request {request_id!r}: cache_salt={cache_salt!r}: expected a string "
-                "that is not empty, or None"
-            )
         self.request_id = request_id
-        self.cache_salt = cache_salt
+        self.cache_salt = _checked_salt(request_id, cache_salt)
         self.prompt_token_ids = prompt
         self.params = params
         self.seed = seed if params.seed is None else params.seed
+        self.bad_words: Sequence[Sequence[int]] = ()  # as token ids; written by admission
         self.choice = 0  # which of the n answers to its prompt this is; written by admission
         self.num_prompt_tokens = len(prompt)
         self.stop_token_ids = frozenset(params.stop_token_ids) | (
@@ -216,6 +213,13 @@ class Request:
         return len(self.token_ids) - 1 - self.kv_len
 
     @property
+    def has_mask(self) -> bool:
+        """Whether some token may not come, now or at another time."""
+        params = self.params
+        masked = params.allowed_token_ids is not None or params.min_tokens > 0
+        return masked or params.has_prefix_mask
+
+    @property
     def needs_whole_prompt(self) -> bool:
         """Its prompt must be computed row by row: there is more to tell of it."""
         known = self.prompt_logprobs
@@ -246,6 +250,15 @@ class Request:
             f"Request({self.request_id!r}, {self.status.value}, num_tokens={self.num_tokens}, "
             f"kv_len={self.kv_len}, limit={self.limit}, row={self.row})"
         )
+
+
+def _checked_salt(request_id: str, cache_salt: str | None) -> str | None:
+    if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+        raise ValueError(
+            f"request {request_id!r}: cache_salt={cache_salt!r}: expected a string "
+            "that is not empty, or None"
+        )
+    return cache_salt
 
 
 def _checked_ids(request_id: str, token_ids: Iterable[object]) -> tuple[int, ...]:

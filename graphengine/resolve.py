@@ -21,6 +21,11 @@ from graphengine.scheduler import SchedulerConfig
 GREEDY = "greedy"  # tier of steps whose every row is T = 0 without an active processor
 SAMPLED = "sampled"  # tier of others: the whole processor stack
 LOGPROBS = "logprobs"  # as SAMPLED, and what was likely is given out
+# Two graphs around a request's own logits processors: up to the logits, and from them on.
+LOGITS = "logits"
+CUSTOM = "custom"
+TIERS = (GREEDY, SAMPLED, LOGPROBS)
+CUSTOM_TIERS = (LOGITS, CUSTOM)
 MAX_PREFILL_ROWS = 256  # rows of one prefill forward; longer chunks take several
 DEFAULT_MAX_MODEL_LEN = 8192
 DEFAULT_BATCHED_TOKENS = 2048
@@ -35,6 +40,7 @@ class RunnerSizes:
     max_model_len: int
     block_size: int
     rejection: bool = False  # verification: drafts may come with the distribution they are from
+    custom_logits: bool = False  # requests may bring logits processors
 
     @property
     def num_state_rows(self) -> int:
@@ -97,6 +103,7 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
         max_model_len=max_model_len,
         block_size=config.cache.block_size,
         rejection=speculative is not None and speculative.verification == "rejection",
+        custom_logits=config.logits_processors,
     )
     return ResolvedConfig(
         model=model,
@@ -108,7 +115,7 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             config.capture,
             max_num_seqs=sizes.max_num_seqs,
             max_draft_tokens=sizes.max_draft_tokens,
-            tiers=(GREEDY, SAMPLED, LOGPROBS),
+            tiers=TIERS + (CUSTOM_TIERS if sizes.custom_logits else ()),
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=config.max_num_seqs,

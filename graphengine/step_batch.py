@@ -8,6 +8,8 @@ nobody. Reads request rows, never changes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +18,13 @@ import torch
 from capture.shapes import ShapeKey
 from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
+from graphengine.sampling.hooks import Naming, run_logits_processors
+from graphengine.sampling.prefix_masks import apply_prefix_masks
 from graphengine.sampling.verifier import NO_STOP
 from graphengine.scheduler import PrefillChunk
 
-HostViews = Mapping[str, npt.NDArray[np.int32]]
+Tensor = torch.Tensor
+HostViews = Mapping[str, npt.NDArray[Any]]
 
 
 def host_views(views: Mapping[str, torch.Tensor], names: Sequence[str]) -> HostViews:
@@ -31,28 +36,41 @@ def host_views(views: Mapping[str, torch.Tensor], names: Sequence[str]) -> HostV
 PREFILL_INPUTS = ("token_ids", "positions", "slot_mapping", "block_table", "query_start_loc")
 DECODE_INPUTS = (*PREFILL_INPUTS, "query_len", "num_draft_tokens", "stop_ids", "max_new_tokens")
 SAMPLED_INPUTS = (*DECODE_INPUTS, "state_rows", "mask")
-REJECTION_INPUTS = (*SAMPLED_INPUTS, "draft_probs", "has_draft_probs")
+REJECTION_INPUTS = ("draft_probs", "has_draft_probs")
+CUSTOM_INPUTS = ("raw_logits", "custom_logits")
 
 
-def write_decode(
-    views: HostViews,
-    key: ShapeKey,
-    state: RequestState,
-    requests: Sequence[Request],
-    draft_token_ids: IntArray,
-    num_draft_tokens: IntArray,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """The requests of a decode step, in batch order, and their drafts."""
+
+    requests: Sequence[Request]
+    draft_token_ids: IntArray  # [num_reqs, >= longest draft], anything beyond a request's drafts
+    num_draft_tokens: IntArray  # [num_reqs]
+    # [num_reqs, >= longest draft, vocab], what drafts were drawn by; None: every one was certain
+    draft_probs: npt.NDArray[np.float32] | None = None
+
+    @property
+    def longest(self) -> int:
+        return int(self.num_draft_tokens.max(initial=0))
+
+    def drafts_of(self, index: int) -> list[int]:
+        """Live drafts of one request."""
+        drafts: list[int] = self.draft_token_ids[index, : self.num_draft_tokens[index]].tolist()
+        return drafts
+
+
+def write_decode(views: HostViews, key: ShapeKey, state: RequestState, batch: DecodeBatch) -> None:
     """Fill a cell.
 
     Args:
         views: host views of the cell's inputs.
         key: the cell.
         state: the persistent rows, which must be up to date.
-        requests: the live requests, `[num_reqs]`, in batch order.
-        draft_token_ids: [num_reqs, >= longest draft], anything beyond a request's drafts.
-        num_draft_tokens: [num_reqs].
     """
-    rows = np.array([state.row_of(request) for request in requests], dtype=np.intp)  # idx_mapping
+    draft_token_ids, num_draft_tokens = batch.draft_token_ids, batch.num_draft_tokens
+    # idx_mapping
+    rows = np.array([state.row_of(request) for request in batch.requests], dtype=np.intp)
     num_reqs, query_len = len(rows), key.query_len
     base = state.num_tokens[rows] - 1  # position of the last known token
     offsets = np.arange(query_len, dtype=np.int32)
@@ -81,40 +99,60 @@ def write_decode(
     _fill(views["max_new_tokens"], state.limit[rows] - state.num_tokens[rows], 1)
 
 
-def write_sampled(
-    views: HostViews, key: ShapeKey, state: RequestState, requests: Sequence[Request]
-) -> None:
+def write_sampled(views: HostViews, key: ShapeKey, state: RequestState, batch: DecodeBatch) -> None:
     """Fill what only the sampler reads: whose rows they are, and what may come in each.
 
     Row j of a request comes after its output and j drafts.
+
+    Raises:
+        ValueError: see `apply_prefix_masks`.
     """
     sampler = state.sampler
-    rows = [state.row_of(request) for request in requests]
+    rows = [state.row_of(request) for request in batch.requests]
     _fill(views["state_rows"], np.array(rows, dtype=np.int32), sampler.padding_row)
     masks = views["mask"].reshape(key.num_reqs, key.query_len, -1)
     offsets = np.arange(key.query_len, dtype=np.int32)
-    for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
+    for index, (row, request) in enumerate(zip(rows, batch.requests, strict=True)):
         if sampler.has_mask(row):
             masks[index] = sampler.mask(row, request.num_output_tokens + offsets)
         else:
             masks[index] = -1
+        if request.params.has_prefix_mask:
+            drafts = batch.drafts_of(index)
+            apply_prefix_masks(masks[index], request, drafts, sampler.vocab_size)
     masks[len(rows) :] = -1
 
 
-def write_draft_probs(
-    views: HostViews, key: ShapeKey, draft_probs: npt.NDArray[np.float32] | None, num_reqs: int
-) -> None:
-    """Fill the distributions that drafts were drawn from: row j has that of the draft after it.
-
-    Args:
-        draft_probs: [num_reqs, >= longest draft, vocab]; None: every draft was certain.
-    """
+def write_draft_probs(views: HostViews, key: ShapeKey, batch: DecodeBatch) -> None:
+    """Fill the distributions that drafts were drawn from: row j has that of the draft after it."""
+    num_reqs, draft_probs = len(batch.requests), batch.draft_probs
     views["has_draft_probs"][:] = 0
     if draft_probs is not None:
         views["has_draft_probs"][:num_reqs] = 1
         width = min(key.query_len - 1, draft_probs.shape[1])
         rows = views["draft_probs"].reshape(key.num_reqs, key.query_len, -1)
         rows[:num_reqs, :width] = draft_probs[:, :width]
+
+
+def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Tensor) -> None:
+    """Fill what the step goes on from: the model's logits, and those that hooks make of them.
+
+    Args:
+        logits: [num_tokens, vocab] of the cell, as the model has computed them.
+    """
+    views["raw_logits"][:] = logits.numpy()
+    views["custom_logits"][:] = logits.numpy()
+    custom = views["custom_logits"].reshape(key.num_reqs, key.query_len, -1)
+    for index, request in enumerate(batch.requests):
+        processors, drafts = request.params.logits_processors, batch.drafts_of(index)
+        for row in range(len(drafts) + 1) if processors else ():
+            with Naming(request.request_id, "logits_processors"):
+                custom[index, row] = run_logits_processors(
+                    torch.from_numpy(custom[index, row]),
+                    processors,
+                    list(request.prompt_token_ids),
+                    [*request.output_token_ids, *drafts[:row]],
+                )
 
 
 def write_prefill(views: HostViews, state: RequestState, chunks: Sequence[PrefillChunk]) -> None:

@@ -48,6 +48,15 @@ class Tokenizer:
         check_unicode("text", text)
         return list(self._backend(text, verbose=False)["input_ids"])
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text without any special tokens around it.
+
+        Raises:
+            ValueError: The text is not valid Unicode.
+        """
+        check_unicode("text", text)
+        return list(self._backend(text, add_special_tokens=False, verbose=False)["input_ids"])
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a token sequence; ids beyond the tokenizer's last one decode to nothing."""
         known = [i for i in token_ids if 0 <= i < self._num_ids]

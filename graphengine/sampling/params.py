@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from graphengine.sampling.hooks import LogitsProcessor, PrefixAllowedTokens
+
 DEFAULT_MAX_TOKENS = 16
 MAX_SEED: Final = (1 << 64) - 1
 MAX_LOGPROBS: Final = 20
@@ -44,6 +46,15 @@ class SamplingParams:
         logit_bias: token id to a number in [-100, 100] that is added to its logit; at most 256.
             Stored as a tuple of pairs.
         allowed_token_ids: nothing else may come; None: everything may. Not empty.
+        bad_words: texts, not empty, that the output must not spell in the tokenizer's own tokens,
+            alone or behind a space: the last token of one may not come where all before it have.
+        prefix_allowed_tokens_fn: called with the prompt's ids and the output's, drafts included,
+            before every row; gives the ids that may come next, at least one (a grammar, say).
+        logits_processors: functions of the prompt's ids, the output's, drafts included, and the
+            model's logits [vocab] fp32, which they may change, to logits of the same form. They
+            come before all other processors, are run on the host between two graphs, and need an
+            engine with `logits_processors=True`. Like `prefix_allowed_tokens_fn` they must depend
+            on nothing but their arguments; what they raise comes out of the step.
         seed: 0 to 2**64 - 1. The same seed gives the same tokens, whatever shares the batch. None:
             the engine draws one.
         n: answers to the prompt, 1 to 128; more than one needs a temperature. Each has noise of its
@@ -76,6 +87,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    prefix_allowed_tokens_fn: PrefixAllowedTokens | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     seed: int | None = None
     n: int = 1
     stop_token_ids: tuple[int, ...] = ()
@@ -94,6 +108,8 @@ class SamplingParams:
             "logit_bias": _logit_bias(self.logit_bias),
             "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
             "stop": _strings("stop", self.stop),
+            "bad_words": _strings("bad_words", self.bad_words),
+            "logits_processors": _functions("logits_processors", self.logits_processors),
         }
         for name, lowest, highest, allowed in _RANGES:
             value = getattr(self, name)
@@ -110,6 +126,9 @@ class SamplingParams:
             if not ids:
                 raise _refusal("allowed_token_ids", ids, "at least one token id, or None")
             checked["allowed_token_ids"] = ids
+        hook = self.prefix_allowed_tokens_fn
+        if hook is not None and not callable(hook):
+            raise _refusal("prefix_allowed_tokens_fn", hook, "a function, or None")
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -135,8 +154,14 @@ class SamplingParams:
     @property
     def is_plain_greedy(self) -> bool:
         """The most likely token as the model has it: no processor can change the choice."""
-        masked = self.allowed_token_ids is not None or self.min_tokens > 0
-        return not (self.temperature or self.has_penalties or self.logit_bias or masked)
+        masked = self.has_prefix_mask or self.allowed_token_ids is not None or self.min_tokens > 0
+        changed = self.has_penalties or self.logit_bias or self.logits_processors
+        return not (self.temperature or changed or masked)
+
+    @property
+    def has_prefix_mask(self) -> bool:
+        """What may come depends on the tokens before it."""
+        return bool(self.bad_words) or self.prefix_allowed_tokens_fn is not None
 
 
 _SMALLEST = 2.0**-126  # of normal float32 numbers, in which the kernels compute
@@ -195,6 +220,13 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     kept = tuple(strings)
     if not all(isinstance(item, str) and item for item in kept):
         raise _refusal(name, value, allowed)
+    return kept
+
+
+def _functions(name: str, value: Any) -> tuple[Any, ...]:
+    functions = (value,) if callable(value) else value
+    if not isinstance(functions, Iterable) or not all(map(callable, kept := tuple(functions))):
+        raise _refusal(name, value, "a function or a list of functions")
     return kept
 
 

@@ -7,17 +7,16 @@ of batches: a step says only which rows it is made of.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from graphengine.request import Request
+from graphengine.sampling.masks import mask_of, mask_words
 from graphengine.sampling.params import MAX_LOGIT_BIAS
 from graphengine.sampling.settings import DTYPE, MASK, NEUTRAL, PENALTIES
-
-MASK_BITS = 32  # of a word
 
 
 class SamplerState:
@@ -67,7 +66,7 @@ class SamplerState:
             self.counts[row] = 0
             self.in_prompt[row] = 0
             self.in_prompt[row, list(set(request.prompt_token_ids))] = 1
-        if params.allowed_token_ids is not None or params.min_tokens:
+        if request.has_mask:
             entry["flags"] |= MASK
             after = mask_of(params.allowed_token_ids, self.vocab_size)
             self._masks[row] = after
@@ -87,15 +86,3 @@ class SamplerState:
         is_after = (num_output_tokens >= self._min_tokens[row]).astype(np.intp)
         masks: npt.NDArray[np.int32] = self._masks[row][is_after]
         return masks
-
-
-def mask_words(vocab_size: int) -> int:
-    return -(-vocab_size // MASK_BITS)
-
-
-def mask_of(token_ids: Collection[int] | None, vocab_size: int) -> npt.NDArray[np.int32]:
-    """Bits `[words]` of these ids, of all where None; ids beyond the vocabulary are left out."""
-    bits = np.full(mask_words(vocab_size) * MASK_BITS, token_ids is None)
-    if token_ids is not None:
-        bits[[token for token in token_ids if token < vocab_size]] = True
-    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -10,8 +10,9 @@ from transformers.generation import logits_process as theirs
 
 from graphengine.request import Request
 from graphengine.sampling.cpu import NativeSampler
+from graphengine.sampling.masks import mask_words
 from graphengine.sampling.params import SamplingParams
-from graphengine.sampling.state import SamplerState, mask_words
+from graphengine.sampling.state import SamplerState
 
 pytestmark = pytest.mark.parity
 

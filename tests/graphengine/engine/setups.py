@@ -53,6 +53,7 @@ class Setup:
     draft_lengths: tuple[int, ...] | None = None
     num_reqs: tuple[int, ...] | None = None
     lazy: bool = False
+    logits_processors: bool = False
 
     def config(self, method: str = "ngram", **options: Any) -> EngineConfig:
         """The engine's own form of it."""
@@ -65,6 +66,7 @@ class Setup:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
             numerics=self.numerics,
+            logits_processors=self.logits_processors,
             speculative=speculative,
             capture=CaptureConfig(
                 graph=self.graph,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from graphengine.request import Request
+from graphengine.sampling.masks import mask_of
 from graphengine.sampling.params import SamplingParams
 from graphengine.sampling.settings import MASK, NEUTRAL, PENALTIES
-from graphengine.sampling.state import SamplerState, mask_of
+from graphengine.sampling.state import SamplerState
 
 VOCAB = 70
 
