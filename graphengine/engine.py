@@ -62,6 +62,7 @@ class Engine:
         resolved = started.resolved
         self.resolved = resolved
         self.tokenizer = started.tokenizer
+        self.sampling_defaults = started.sampling_defaults  # for callers: no step looks at them
         self.start_times = started.times
         self.runner = started.runner
         self.state = started.state

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 from capture.config import CaptureConfig
@@ -139,6 +139,20 @@ class LLM:
             self.engine.hand_back(others)  # first: discard also tells the proposer, which may fail
             self.engine.discard(done)
         return [output for output in done.values() if output is not None]
+
+    def default_params(self, **changes: Any) -> SamplingParams:
+        """What the checkpoint recommends for sampling, and nothing uses unless it is asked for.
+
+        From generation_config.json (greedy where `do_sample` is not true) or a GGUF file's
+        `general.sampling` keys; a checkpoint that has none gives `SamplingParams(**changes)`.
+
+        Args:
+            changes: fields of `SamplingParams`; they win.
+
+        Raises:
+            ValueError: the file or a change has a value that is not allowed.
+        """
+        return self.engine.sampling_defaults.params(**changes)
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None

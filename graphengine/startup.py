@@ -26,6 +26,7 @@ from graphengine.memory import available_bytes, plan_memory
 from graphengine.model_runner import ModelRunner
 from graphengine.models.decoder import DecoderWeights
 from graphengine.models.loader import OpenedModel, load_weights, open_model
+from graphengine.models.sampling_defaults import SamplingDefaults
 from graphengine.models.tokenizer import Tokenizer
 from graphengine.numerics import check_row_invariance
 from graphengine.request_state import RequestState
@@ -105,6 +106,7 @@ class Started:
     runner: ModelRunner
     state: RequestState
     tokenizer: Tokenizer | None
+    sampling_defaults: SamplingDefaults
     times: StartTimes
 
 
@@ -165,7 +167,14 @@ def start(
         runner.capture(None if progress is None else lambda *done: progress("capture", *done))
         if runner.compiler.events:
             times.cached["capture"] = all(event.cache_hit for event in runner.compiler.events)
-    return Started(resolved=resolved, runner=runner, state=state, tokenizer=tokenizer, times=times)
+    return Started(
+        resolved=resolved,
+        runner=runner,
+        state=state,
+        tokenizer=tokenizer,
+        sampling_defaults=opened.sampling_defaults,
+        times=times,
+    )
 
 
 def make_proposer(resolved: ResolvedConfig) -> Proposer | None:

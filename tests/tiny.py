@@ -238,6 +238,7 @@ def make_gguf(
     *,
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     metadata: dict[str, Any] | None = None,
+    general: dict[str, Any] | None = None,
 ) -> Path:
     """Rewrite a checkpoint of `make_checkpoint` (one safetensors file) as GGUF, and return `path`.
 
@@ -245,6 +246,7 @@ def make_gguf(
         quantization: Of the matrices; norms and biases stay F32. Block formats need widths that are
             multiples of 32.
         metadata: Further keys under the architecture's name; int, float, str or bool.
+        general: Further keys, spelled out; int or float.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     arch = _GGUF_ARCH[config["model_type"]]
@@ -253,6 +255,8 @@ def make_gguf(
     for key, value in (metadata or {}).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
         kinds.get(type(value), writer.add_string)(f"{arch}.{key}", value)
+    for key, value in (general or {}).items():
+        {int: writer.add_int32, float: writer.add_float32}[type(value)](key, value)
     _write_tokenizer(writer, checkpoint)
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
         stored, kind = name.rsplit(".", 1)

@@ -8,7 +8,8 @@ the same state. The engine's statistics count these launches as replays, and as 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,25 +50,16 @@ def step_times(
     Raises:
         ValueError: the context or the drafts behind it do not fit.
     """
-    assert not engine.has_unfinished_requests(), "a measured engine must have no other requests"
     longest = max(draft_lengths)
     room = engine.resolved.sizes.max_model_len - longest - 2
     if context > room:
         raise ValueError(f"a context of {context} tokens does not fit: at most {room} do")
-    request_ids = [f"steps-{index}" for index in range(batch_size)]
     max_tokens = longest + 2 + _setup_steps(engine, batch_size * context, batch_size)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     vocab_size = engine.resolved.model.vocab_size
-    for index, request_id in enumerate(request_ids):
-        engine.add_request(request_id, _prompt(context, index, vocab_size), params)
-    try:
-        requests = _decoding(engine, batch_size)
-        _reserve(engine, requests, longest)
+    prompts = [_prompt(context, index, vocab_size) for index in range(batch_size)]
+    with held(engine, prompts, [params] * batch_size, longest) as requests:
         seconds = _time(engine, requests, draft_lengths, num_replays)
-    finally:
-        for request_id in request_ids:
-            engine.abort(request_id)
-        engine.step()  # hands out the aborted outputs
     return [
         StepTime(
             batch_size=batch_size,
@@ -78,6 +70,38 @@ def step_times(
         )
         for k in draft_lengths
     ]
+
+
+@contextmanager
+def held(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    num_draft_tokens: int,
+) -> Iterator[list[Request]]:
+    """Requests that stand before a step, in order, with blocks reserved for its rows.
+
+    They are gone when the context ends.
+
+    Args:
+        engine: idle; has room for all of them at once.
+        params: one each; none may end before all have been prefilled.
+        num_draft_tokens: of the widest step.
+
+    Raises:
+        ValueError: the drafts do not fit behind the prompts.
+    """
+    assert not engine.has_unfinished_requests(), "a measured engine must have no other requests"
+    request_ids = [f"held-{index}" for index in range(len(prompts))]
+    try:
+        for request_id, prompt, one in zip(request_ids, prompts, params, strict=True):
+            engine.add_request(request_id, prompt, one)
+        found = {request.request_id: request for request in _decoding(engine, len(prompts))}
+        requests = [found[request_id] for request_id in request_ids]
+        _reserve(engine, requests, num_draft_tokens)
+        yield requests
+    finally:
+        engine.discard(request_ids)
 
 
 def _prompt(num_tokens: int, index: int, vocab_size: int) -> list[int]:

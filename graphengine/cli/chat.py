@@ -31,6 +31,7 @@ from graphengine.sampling.params import SamplingParams
 with suppress(ImportError):  # not in every Python build; input() is then without line editing
     import readline  # noqa: F401
 
+MAX_TOKENS = 512  # where neither flag nor checkpoint says
 HELP = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 
 
@@ -38,7 +39,9 @@ HELP = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 def chat(
     *,
     model: Model = DEMO_MODEL,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    max_tokens: Annotated[
+        int | None, typer.Option(help=f"Most tokens of an answer. Default: {MAX_TOKENS}.")
+    ] = None,
     system: Annotated[
         str | None, typer.Option(help="A system message before the conversation.")
     ] = None,
@@ -47,7 +50,7 @@ def chat(
     options: EngineOptions,
 ) -> None:
     """Talk with a model. /reset starts over, /quit or Ctrl-D ends, Ctrl-C stops an answer."""
-    params = sampling.params(max_tokens)
+    params = sampling.params(model, max_tokens, MAX_TOKENS)
     check_unicode("--system", system or "")
     engine = open_engine(model, options.config())
     try:

@@ -23,6 +23,8 @@ from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL, locate_model
 from graphengine.models.tokenizer import check_unicode
 
+MAX_TOKENS = 256  # where neither flag nor checkpoint says
+
 
 @command
 def generate(
@@ -43,13 +45,15 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
+    max_tokens: Annotated[
+        int | None, typer.Option(help=f"Most tokens of the answer. Default: {MAX_TOKENS}.")
+    ] = None,
     display: DisplayOptions,
     sampling: SamplingOptions,
     options: EngineOptions,
 ) -> None:
     """Answer a prompt, streaming the text to stdout."""
-    params = sampling.params(max_tokens)
+    params = sampling.params(model, max_tokens, MAX_TOKENS)
     locate_model(model)  # first: a prompt alone was taken for the model
     text = read_prompt(prompt, file)
     engine = open_engine(model, options.config())

@@ -20,7 +20,9 @@ from capture.config import CaptureConfig, CompileMode, GraphKind
 from graphengine.cli.console import start_progress
 from graphengine.config import OFF, CacheConfig, EngineConfig, Numerics, SpeculativeConfig
 from graphengine.engine import Engine
+from graphengine.models.loader import open_model
 from graphengine.models.locate import DEMO_MODEL
+from graphengine.models.sampling_defaults import SamplingDefaults
 from graphengine.sampling.params import SamplingParams
 
 _ENGINE, _CAPTURE, _CACHE, _SAMPLING = "Engine", "Capture", "KV cache", "Sampling"
@@ -169,44 +171,65 @@ class DisplayOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingOptions:
-    """Flags of how tokens are chosen; the field defaults are those of the library, greedy."""
+    """Flags of how tokens are chosen; None: not given."""
 
+    model_defaults: Annotated[
+        bool,
+        _option(_SAMPLING, "--model-defaults", "What the checkpoint recommends; flags win."),
+    ] = False
     temperature: Annotated[
-        float, _option(_SAMPLING, "--temperature", "0: greedy; above: sampling.")
-    ] = 0.0
+        float | None,
+        _option(_SAMPLING, "--temperature", "0, the default: greedy; above: sampling."),
+    ] = None
     top_k: Annotated[
-        int, _option(_SAMPLING, "--top-k", "Only the K most likely tokens; 0: all.", "K")
-    ] = 0
+        int | None, _option(_SAMPLING, "--top-k", "Only the K most likely tokens; 0: all.", "K")
+    ] = None
     top_p: Annotated[
-        float,
+        float | None,
         _option(_SAMPLING, "--top-p", "Only the likeliest that have this probability.", "P"),
-    ] = 1.0
+    ] = None
     min_p: Annotated[
-        float,
+        float | None,
         _option(_SAMPLING, "--min-p", "Only tokens P times as likely as the likeliest.", "P"),
-    ] = 0.0
+    ] = None
     repetition_penalty: Annotated[
-        float, _option(_SAMPLING, "--repetition-penalty", "Of tokens in prompt and answer; 1: off.")
-    ] = 1.0
+        float | None,
+        _option(_SAMPLING, "--repetition-penalty", "Of tokens in prompt and answer; 1: off."),
+    ] = None
     frequency_penalty: Annotated[
-        float, _option(_SAMPLING, "--frequency-penalty", "Times a token's count in the answer.")
-    ] = 0.0
+        float | None,
+        _option(_SAMPLING, "--frequency-penalty", "Times a token's count in the answer; 0: off."),
+    ] = None
     presence_penalty: Annotated[
-        float, _option(_SAMPLING, "--presence-penalty", "Of tokens in the answer.")
-    ] = 0.0
+        float | None,
+        _option(_SAMPLING, "--presence-penalty", "Of tokens in the answer; 0: off."),
+    ] = None
     seed: Annotated[
         int | None,
         _option(_SAMPLING, "--seed", "The same seed gives the same answer.", "N"),
     ] = None
 
-    def params(self, max_tokens: int) -> SamplingParams:
-        """What the flags ask for.
+    def params(self, model: str, max_tokens: int | None, default_max_tokens: int) -> SamplingParams:
+        """What the flags ask for, before the engine starts.
+
+        Args:
+            model: looked into for its defaults where they are asked for.
+            max_tokens: of the flag; None: not given.
+            default_max_tokens: where neither flag nor checkpoint says.
 
         Raises:
-            ValueError: a flag has a value that is not allowed.
+            ValueError: a flag or the checkpoint has a value that is not allowed, or there is no
+                such model.
         """
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return SamplingParams(max_tokens=max_tokens, **given)
+        names = [field.name for field in dataclasses.fields(self) if field.name != "model_defaults"]
+        flags = {"max_tokens": max_tokens} | {name: getattr(self, name) for name in names}
+        given = {name: value for name, value in flags.items() if value is not None}
+        defaults = (
+            open_model(model).sampling_defaults if self.model_defaults else SamplingDefaults()
+        )
+        if "max_tokens" not in defaults.fields:
+            given.setdefault("max_tokens", default_max_tokens)
+        return defaults.params(**given)
 
 
 def open_engine(model: str, config: EngineConfig) -> Engine:

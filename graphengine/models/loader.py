@@ -21,6 +21,11 @@ from graphengine.models.gguf_config import read_gguf_config
 from graphengine.models.gguf_file import GGUFFile
 from graphengine.models.hf_config import read_hf_config
 from graphengine.models.locate import ModelLocation, locate_model
+from graphengine.models.sampling_defaults import (
+    SamplingDefaults,
+    gguf_sampling_defaults,
+    hf_sampling_defaults,
+)
 from graphengine.models.tokenizer import TOKENIZER_FILES, Tokenizer
 from graphengine.models.values import some_of
 from graphengine.models.weights import GGUFSource, SafetensorsSource, WeightSource
@@ -43,6 +48,7 @@ class OpenedModel:
     config: ModelConfig
     source: WeightSource
     has_tokenizer: bool
+    sampling_defaults: SamplingDefaults
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The checkpoint's tokenizer; None where it has none and prompts are token ids."""
@@ -65,20 +71,19 @@ def open_model(model: str | Path) -> OpenedModel:
             config=config,
             source=GGUFSource(file, config),
             has_tokenizer="tokenizer.ggml.tokens" in file.metadata,
+            sampling_defaults=gguf_sampling_defaults(str(location.path), file.metadata),
         )
     source = SafetensorsSource(location.path)
     raw = _read_json(location.path / "config.json")
     generation_path = location.path / "generation_config.json"
-    config = read_hf_config(
-        raw,
-        generation=_read_json(generation_path) if generation_path.is_file() else None,
-        fallback_dtype=source.float_dtype(),
-    )
+    generation = _read_json(generation_path) if generation_path.is_file() else {}
+    config = read_hf_config(raw, generation=generation, fallback_dtype=source.float_dtype())
     return OpenedModel(
         location=location,
         config=config,
         source=source,
         has_tokenizer=any((location.path / name).is_file() for name in TOKENIZER_FILES),
+        sampling_defaults=hf_sampling_defaults(str(generation_path), generation),
     )
 
 
