@@ -47,14 +47,14 @@ def two_sample_p(first: npt.ArrayLike, second: npt.ArrayLike, least: float = 5.0
     Args:
         first, second: counts [n] of the same categories, at least one in each sample.
     """
-    table = np.stack([_counts(first), _counts(second)])
-    sizes = table.sum(axis=1)
-    expected = np.outer(sizes, table.sum(axis=0)) / table.sum()
-    pool = _rare(expected.min(axis=0), least)
-    seen = np.stack([_pooled(row, pool) for row in table])
-    mean = np.stack([_pooled(row, pool) for row in expected])
-    seen, mean = seen[:, mean[0] > 0], mean[:, mean[0] > 0]
+    seen, mean = _homogeneity(first, second, least)
     return _upper_tail(((seen - mean) ** 2 / mean).sum(), seen.shape[1] - 1)
+
+
+def num_categories(first: npt.ArrayLike, second: npt.ArrayLike, least: float = 5.0) -> int:
+    """Categories that `two_sample_p` is left with after pooling; with one it can only say 1."""
+    seen, _ = _homogeneity(first, second, least)
+    return int(seen.shape[1])
 
 
 def total_variation(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
@@ -87,6 +87,19 @@ def _counts(values: npt.ArrayLike) -> Floats:
     found = np.asarray(values, dtype=np.float64)
     assert found.sum() > 0, "nothing was counted"
     return found
+
+
+def _homogeneity(
+    first: npt.ArrayLike, second: npt.ArrayLike, least: float
+) -> tuple[Floats, Floats]:
+    """Pooled table [2, m] of two samples, and what is expected in it if they have the same law."""
+    table = np.stack([_counts(first), _counts(second)])
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
+    pool = _rare(expected.min(axis=0), least)
+    seen = np.stack([_pooled(row, pool) for row in table])
+    mean = np.stack([_pooled(row, pool) for row in expected])
+    came = mean[0] > 0
+    return seen[:, came], mean[:, came]
 
 
 def _rare(expected: Floats, least: float) -> npt.NDArray[np.bool_]:

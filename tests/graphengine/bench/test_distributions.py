@@ -5,7 +5,13 @@ from math import erfc, exp, sqrt
 import numpy as np
 import pytest
 
-from graphengine.bench.distributions import chi_square_p, holm, total_variation, two_sample_p
+from graphengine.bench.distributions import (
+    chi_square_p,
+    holm,
+    num_categories,
+    total_variation,
+    two_sample_p,
+)
 
 
 def test_fit_has_the_chi_square_law_s_values() -> None:
@@ -42,6 +48,8 @@ def test_what_cannot_come_and_came() -> None:
 
 def test_one_category_says_nothing() -> None:
     """Guards a NaN, which is neither above nor below any level."""
+    assert num_categories([2, 1], [1, 2]) == 1
+    assert num_categories([20, 10, 1], [10, 20, 2]) == 2
     assert two_sample_p([7], [9]) == two_sample_p([2, 1], [1, 2]) == 1.0
 
 
