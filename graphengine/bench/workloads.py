@@ -55,6 +55,19 @@ def load_workloads(path: Path) -> dict[str, list[Prompt]]:
     return found
 
 
+def load_all(paths: Sequence[Path]) -> dict[str, list[Prompt]]:
+    """The lists of several files; those of the same name are joined.
+
+    Raises:
+        ValueError: as `load_workloads`.
+    """
+    found: dict[str, list[Prompt]] = {}
+    for path in paths:
+        for name, prompts in load_workloads(path).items():
+            found.setdefault(name, []).extend(prompts)
+    return found
+
+
 def _prompt(path: Path, entry: Any) -> Prompt:
     if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
         raise ValueError(f"prompts {path}: an entry must have exactly {', '.join(_FIELDS)}")

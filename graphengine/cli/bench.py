@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.progress import Progress
 
 from capture.shapes import DEFAULT_DRAFT_LENGTHS
 from graphengine.bench import environment, report
@@ -21,8 +20,8 @@ from graphengine.bench.pairs import Pair, PairPlan, PairRunner
 from graphengine.bench.peer import PEERS, Peer, PeerRound, run_rounds
 from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.steps import StepTime, step_times
-from graphengine.bench.workloads import Prompt, batches, encode, load_workloads
-from graphengine.cli.console import note, stderr, stdout
+from graphengine.bench.workloads import Prompt, batches, encode, load_all
+from graphengine.cli.console import counting, note, stdout
 from graphengine.cli.options import EngineOptions, Model, command, open_engine
 from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.demo import PROMPTS_FILE
@@ -79,7 +78,7 @@ def bench(*, model: Model = DEMO_MODEL, wanted: BenchOptions, options: EngineOpt
     What is on is --speculate's or GRAPHENGINE_SPECULATE's proposer, n-gram where none is named.
     `--rounds 0 --replays 0 --against transformers` measures plain decoding beside the peer alone.
     """
-    workloads = _select(wanted.prompts or [PROMPTS_FILE], wanted.workload)
+    workloads = _select(load_all(wanted.prompts or [PROMPTS_FILE]), wanted.workload)
     sizes = parse_numbers("--batch", wanted.batch, minimum=1)
     config, lengths = bench_config(options.paired_config(), wanted.k, max(sizes))
     _check_early(wanted)
@@ -179,11 +178,7 @@ def parse_numbers(flag: str, text: str, *, minimum: int) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _select(files: Sequence[Path], names: list[str] | None) -> dict[str, list[Prompt]]:
-    found: dict[str, list[Prompt]] = {}
-    for file in files:
-        for name, prompts in load_workloads(file).items():
-            found.setdefault(name, []).extend(prompts)
+def _select(found: dict[str, list[Prompt]], names: list[str] | None) -> dict[str, list[Prompt]]:
     for name in names or []:
         if name not in found:
             raise ValueError(f"--workload {name}: the prompt lists have {', '.join(found)}")
@@ -194,13 +189,8 @@ def _pairs(engine: Engine, plan: PairPlan) -> list[Pair]:
     runner = PairRunner(engine, max_tokens=plan.max_tokens)
     first = next(iter(plan.workloads.values()))[0]
     runner.warm_up(encode(engine.tokenizer, first))
-    console = stderr()
-    if not console.is_terminal:
-        note(f"measuring {plan.num_pairs} pairs")
-        return runner.run_plan(plan)
-    with Progress(console=console, transient=True) as bars:
-        task = bars.add_task("measuring pairs", total=plan.num_pairs)
-        return runner.run_plan(plan, lambda: bars.advance(task))
+    with counting("measuring pairs", plan.num_pairs) as progress:
+        return runner.run_plan(plan, progress)
 
 
 def _steps(engine: Engine, plan: PairPlan, replays: int) -> list[StepTime]:

@@ -99,6 +99,19 @@ def start_progress() -> Iterator[StartProgress]:
         yield StartProgress(bars)
 
 
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """What to call after each of `total`: a bar on a terminal, one line beforehand elsewhere."""
+    console = stderr()
+    if not console.is_terminal:
+        note(f"{what}: {total}")
+        yield lambda: None
+        return
+    with Progress(console=console, transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda: bars.advance(task)
+
+
 class Interrupt:
     """Whether Ctrl-C was pressed."""
 

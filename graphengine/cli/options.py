@@ -35,8 +35,11 @@ Model = Annotated[
 ]
 
 
-def _option(panel: str, flag: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(flag, help=help, metavar=metavar, rich_help_panel=panel)
+def _option(
+    panel: str, flag: str, help: str, metavar: str | None = None, *, alias: str | None = None
+) -> Any:
+    flags = (flag,) if alias is None else (flag, alias)
+    return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +54,7 @@ class EngineOptions:
             "off, ngram, or ngram:K for at most K drafts a step. "
             "Default: what GRAPHENGINE_SPECULATE says, else off.",
             "METHOD[:K]",
+            alias="--proposer",
         ),
     ] = None
     dtype: Annotated[str, _option(_ENGINE, "--dtype", "auto, bfloat16 or float32.")] = "auto"
@@ -128,11 +132,23 @@ class EngineOptions:
         )
 
     def paired_config(self) -> EngineConfig:
+        """The configuration for timing speculation off and on in one engine.
+
+        That of `speculating_config`, without the prefix cache, which would spare whichever side
+        comes second its prefill.
+
+        Raises:
+            ValueError: as there.
+        """
+        config = self.speculating_config()
+        cache = dataclasses.replace(config.cache, enable_prefix_caching=False)
+        return dataclasses.replace(config, cache=cache)
+
+    def speculating_config(self) -> EngineConfig:
         """The configuration for comparing speculation off and on in one engine.
 
         Speculation is on, n-gram where no flag and no environment names another: `off` in the
-        environment is a default for engines, not a wish to compare off with off. The prefix cache
-        is off, since it would spare whichever side comes second its prefill.
+        environment is a default for engines, not a wish to compare off with off.
 
         Raises:
             ValueError: a flag has a value that is not allowed; `--speculate off` is one here.
@@ -143,11 +159,8 @@ class EngineOptions:
                 f"--speculate {self.speculate}: this command compares speculation off with on; "
                 "name what is to be on (ngram, ngram:K), or leave the flag out"
             )
-        return dataclasses.replace(
-            config,
-            speculative=SpeculativeConfig.resolve(config.speculative) or SpeculativeConfig("ngram"),
-            cache=dataclasses.replace(config.cache, enable_prefix_caching=False),
-        )
+        speculative = SpeculativeConfig.resolve(config.speculative) or SpeculativeConfig("ngram")
+        return dataclasses.replace(config, speculative=speculative)
 
     def _capture(self) -> CaptureConfig:
         file = self.capture_config

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import graphengine.cli
 
-MEASURING = {"bench.py", "demo.py"}
+MEASURING = {"bench.py", "check_lossless.py", "demo.py"}
 
 
 def test_only_what_measures_imports_bench() -> None:

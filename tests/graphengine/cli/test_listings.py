@@ -20,7 +20,7 @@ from proposers import registry
 from tests.graphengine.cli.conftest import Cli
 from tests.tiny import make_tokenizer
 
-COMMANDS = ("generate", "chat", "bench", "capture-plan", "proposers", "demo")
+COMMANDS = ("generate", "chat", "bench", "check-lossless", "capture-plan", "proposers", "demo")
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
