@@ -115,7 +115,7 @@ def check_lossless(
     first of the requests' seeds; 0 where it is left out.
     """
     config = check_config(options.speculating_config(), wanted)
-    plan = make_plan(wanted, sampling)
+    plan = make_plan(model, wanted, sampling)
     if wanted.json_file is not None:
         check_target(wanted.json_file)
     with closing(open_engine(model, config)) as engine:
@@ -158,16 +158,16 @@ def check_config(config: EngineConfig, wanted: CheckOptions) -> EngineConfig:
     return replace(config, speculative=speculative)
 
 
-def make_plan(wanted: CheckOptions, sampling: SamplingOptions) -> Plan:
+def make_plan(model: str, wanted: CheckOptions, sampling: SamplingOptions) -> Plan:
     """What to ask how often.
 
     Raises:
         ValueError: a flag has a value that is not allowed, or a file cannot be read.
     """
-    is_greedy = sampling.temperature == 0
+    is_greedy = sampling.params(model, wanted.max_tokens, 1).temperature == 0
     compares_laws = wanted.verification == "rejection" and not is_greedy
     samples, max_tokens = _LAW if compares_laws else _EXACT
-    params = sampling.params(max_tokens if wanted.max_tokens is None else wanted.max_tokens)
+    params = sampling.params(model, wanted.max_tokens, max_tokens)
     if is_greedy and (wanted.samples or 1) > 1:
         raise ValueError(
             f"--samples {wanted.samples}: greedy answers to a prompt are all the same; leave it "
