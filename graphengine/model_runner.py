@@ -215,7 +215,8 @@ class ModelRunner:
 
         A view, valid until the next step.
         """
-        return self.buffers.cell(key)["logits"].view(key.num_reqs, key.query_len, -1)
+        name = "raw_logits" if key.tier == CUSTOM else "logits"
+        return self.buffers.cell(key)[name].view(key.num_reqs, key.query_len, -1)
 
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, so that their memory is free at once."""

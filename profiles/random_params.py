@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from graphengine.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NoRepeats:
+    """What a grammar might say: any token but the last two."""
+
+    vocab_size: int
+
+    def __call__(self, prompt: list[int], output: list[int]) -> npt.NDArray[np.int64]:
+        return np.delete(np.arange(self.vocab_size), [*prompt, *output][-2:])
+
+
+@dataclass(frozen=True, slots=True)
+class Favour:
+    """A logits processor: a token that follows from those before it gets `amount` more."""
+
+    amount: float
+
+    def __call__(self, prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        logits[(len(prompt) + 7 * sum(output[-3:])) % len(logits)] += self.amount
+        return logits
 
 
 def random_params(
@@ -39,11 +65,17 @@ def random_params(
         "min_tokens": draw.randint(1, max_tokens or 30),
     }
     fields["logprobs"] = draw.choice((0, 3))
+    fields["prompt_logprobs"] = draw.choice((0, 2))
+    if vocab_size > 30:
+        fields["prefix_allowed_tokens_fn"] = NoRepeats(vocab_size)
     if has_text:
+        fields["bad_words"] = (" the", "is", "Once upon")
         fields["stop"] = (". ", "the ", draw.choice("abcdefghijklmnopqrstuvwxyz") + " ", "\n\n")
     chosen["temperature"] = draw.choice((0.0, 0.7, 1.0, 1.0))
     if vocab_size < 100:  # so few that all which are allowed might be stop ids
         del fields["min_tokens"]
     for name in draw.sample(sorted(fields), draw.choice((0, 1, 2, 3, len(fields)))):
         chosen[name] = fields[name]
+    if chosen["temperature"] > 0 and draw.random() < 0.25:
+        chosen["n"] = draw.choice((2, 3))
     return SamplingParams(**chosen)

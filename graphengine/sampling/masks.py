@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,10 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // MASK_BITS)
 
 
-def mask_of(token_ids: Collection[int] | None, vocab_size: int) -> Masks:
+def mask_of(token_ids: Collection[int] | npt.NDArray[Any] | None, vocab_size: int) -> Masks:
     """Bits `[words]` of these ids, of all where None; ids beyond the vocabulary are left out."""
     bits = np.full(mask_words(vocab_size) * MASK_BITS, token_ids is None)
     if token_ids is not None:
-        bits[[token for token in token_ids if token < vocab_size]] = True
+        ids = np.fromiter(token_ids, dtype=np.intp, count=len(token_ids))
+        bits[ids[ids < vocab_size]] = True
     return np.packbits(bits, bitorder="little").view(np.int32)

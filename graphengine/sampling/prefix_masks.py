@@ -54,15 +54,15 @@ def _ask(
     allowed: PrefixAllowedTokens, request: Request, output: Sequence[int], vocab_size: int
 ) -> Masks:
     """The callable's answer as a mask."""
-    ids = list(allowed(list(request.prompt_token_ids), list(output)))
-    found = np.asarray(ids if ids else [-1])
+    answer = allowed(list(request.prompt_token_ids), list(output))
+    found = answer if isinstance(answer, np.ndarray) else np.asarray(list(answer))
     is_ids = found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
-    if not is_ids or found.min() < 0 or found.max() >= vocab_size:
+    if not is_ids or found.min() < 0 or found.max() >= vocab_size:  # an empty list is of floats
         raise ValueError(
-            f"prefix_allowed_tokens_fn gave {ids[:8]!r}: expected token ids in [0, {vocab_size}), "
-            "at least one"
+            f"prefix_allowed_tokens_fn gave {found.tolist()[:8]!r}: expected token ids in "
+            f"[0, {vocab_size}), at least one"
         )
-    return mask_of(found.tolist(), vocab_size)
+    return mask_of(found, vocab_size)
 
 
 def _forbid(words: npt.NDArray[np.uint32], word: Sequence[int], output: Sequence[int]) -> None:

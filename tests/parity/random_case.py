@@ -12,8 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from graphengine.request import answer_id
 from graphengine.sampling.params import SamplingParams
-from profiles.random_params import random_params
+from profiles.random_params import Favour, random_params
 from proposers.base import Proposer
 from proposers.mock import Records
 from proposers.ngram import NgramProposer
@@ -90,6 +91,7 @@ class Case:
             draft_lengths=lengths if draw.random() < 0.6 else None,
             num_reqs=reqs if draw.random() < 0.6 else None,
             lazy=draw.random() < 0.3,
+            logits_processors=draw.random() < 0.25,
         )
         return replace(setup, **self.kinds)
 
@@ -115,13 +117,19 @@ class Case:
                 Wish(
                     request_id=f"r{index}",
                     prompt=tuple(pattern[:shared]) + tail,
-                    params=random_params(draw, vocab_size),
+                    params=self._params(vocab_size),
                     salt=draw.choice((None, None, "a", "b")),
                     arrives=now,
                     aborts=now + draw.randrange(15) if draw.random() < 0.15 else None,
                 )
             )
         return wishes
+
+    def _params(self, vocab_size: int) -> SamplingParams:
+        params = random_params(self.draw, vocab_size)
+        if not self.setup.logits_processors or self.draw.random() < 0.7:
+            return params
+        return replace(params, logits_processors=(Favour(4.0), Favour(-2.0)))
 
     @cached_property
     def truth(self) -> Harness:
@@ -140,8 +148,9 @@ class Case:
     def proposer(self) -> HostileProposer:
         draw, vocab_size = self.draw, self.checkpoint[1]
         records: Records = {
-            wish.request_id: [*wish.prompt, *self.truth.stream(wish.request_id)]
+            answer_id(wish.request_id, choice): [*wish.prompt, *stream]
             for wish in self.wishes
+            for choice, stream in enumerate(self.truth.streams(wish.request_id))
         }
         name, share = draw.choice(PROPOSERS), draw.choice((0.0, 0.0, 0.1, 0.3))
         inner: Proposer

@@ -106,13 +106,20 @@ def attempt(harness: Harness, action: Any) -> None:
 def compare(case: Case, harness: Harness) -> None:
     """Tokens, reasons and logits of every request are those of the truth."""
     for request_id in harness.outputs:
-        stream, reason = harness.stream(request_id), harness.reason(request_id)
-        expected = case.truth.stream(request_id)
-        if reason == "abort":
-            expected = expected[: len(stream)]
-        else:
-            assert reason == case.truth.reason(request_id), request_id
-        assert stream == expected, request_id
+        got, truth = harness.outputs[request_id], case.truth.outputs[request_id]
+        for mine, theirs in zip(got.outputs, truth.outputs, strict=True):
+            expected = theirs.token_ids
+            if mine.finish_reason == "abort":
+                expected = expected[: len(mine.token_ids)]
+            else:
+                assert mine.finish_reason == theirs.finish_reason, request_id
+                assert mine.logprobs == theirs.logprobs, request_id
+                assert got.prompt_logprobs == truth.prompt_logprobs
+            assert mine.token_ids == expected, (request_id, mine.index)
+    for place, processed in harness.processed.items():
+        if place in case.truth.processed:
+            same = processed.tobytes() == case.truth.processed[place].tobytes()
+            assert same, f"processed logits of {place} differ"
     for place, logits in harness.logits.items():
         same = logits.tobytes() == case.truth.logits[place].tobytes()
         assert same, f"logits of {place} differ"
