@@ -1,9 +1,9 @@
 """Same seed, same stream, on a real model: 200 requests with sampling parameters of every kind.
 
 A reference run decodes plainly, without speculation. Then cells of proposer, draft length and batch
-size serve the same requests with joins and leaves, aborts and, where the pool is small, preemption;
-every stream must be the reference's (an aborted one, its beginning). Writes JSON after
-every cell and goes on where a run before has stopped.
+size serve the same requests with joins and leaves, aborts and, where the pool is small, preemption.
+Ids, text and finish reason of every answer must be the reference's (of an aborted one, ids that are
+its beginning). Writes JSON after every cell and goes on where a run before has stopped.
 
     python -m profiles.sampled --out profiles/results/sampled.json [--cells 1,4]
 """
@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.workloads import encode, load_workloads
 from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
 from graphengine.engine import Engine
+from graphengine.request import answer_id
 from graphengine.sampling.params import SamplingParams
-from profiles.random_params import random_params
+from profiles.random_params import Favour, random_params
 from proposers.base import Proposer
 from proposers.mock import JunkProposer, OracleProposer, RaggedProposer
 
@@ -35,8 +36,10 @@ PROMPTS = Path(__file__).parent / "prompts" / "identity.json"
 NUM_REQUESTS = 200
 MAX_TOKENS = 48
 MAX_MODEL_LEN = 1024
-FEW = 40  # blocks of a pool in which no more than a handful of requests have room to grow
-Streams = dict[str, list[int]]
+SMALL = (4, 170)  # tokens a block, and blocks, of a pool in which requests must yield
+ROOMY = (16, None)
+# By answer: token ids, text, finish reason.
+Answers = dict[str, tuple[list[int], str, str | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +60,21 @@ class Cell:
     proposer: str
     max_draft_tokens: int
     max_num_seqs: int
-    num_blocks: int | None  # of the KV pool; so few that requests must yield, or enough for all
+    pool: tuple[int, int | None]  # SMALL or ROOMY; None: blocks for all
 
 
-REFERENCE = Cell(proposer="off", max_draft_tokens=0, max_num_seqs=8, num_blocks=None)
+REFERENCE = Cell(proposer="off", max_draft_tokens=0, max_num_seqs=8, pool=ROOMY)
 CELLS = (
-    Cell(proposer="ngram", max_draft_tokens=6, max_num_seqs=16, num_blocks=None),
-    Cell(proposer="oracle", max_draft_tokens=3, max_num_seqs=16, num_blocks=FEW),
-    Cell(proposer="off", max_draft_tokens=0, max_num_seqs=5, num_blocks=FEW),
-    Cell(proposer="ragged", max_draft_tokens=6, max_num_seqs=3, num_blocks=None),
-    Cell(proposer="junk", max_draft_tokens=1, max_num_seqs=8, num_blocks=FEW),
-    Cell(proposer="ngram", max_draft_tokens=3, max_num_seqs=1, num_blocks=None),
-    Cell(proposer="ragged", max_draft_tokens=3, max_num_seqs=16, num_blocks=FEW),
-    Cell(proposer="oracle", max_draft_tokens=6, max_num_seqs=1, num_blocks=None),
+    Cell(proposer="ngram", max_draft_tokens=6, max_num_seqs=16, pool=ROOMY),
+    Cell(proposer="oracle", max_draft_tokens=3, max_num_seqs=16, pool=SMALL),
+    Cell(proposer="off", max_draft_tokens=0, max_num_seqs=5, pool=SMALL),
+    Cell(proposer="ragged", max_draft_tokens=6, max_num_seqs=3, pool=ROOMY),
+    Cell(proposer="junk", max_draft_tokens=1, max_num_seqs=8, pool=SMALL),
+    Cell(proposer="ngram", max_draft_tokens=3, max_num_seqs=1, pool=ROOMY),
+    Cell(proposer="ragged", max_draft_tokens=3, max_num_seqs=16, pool=SMALL),
+    Cell(proposer="oracle", max_draft_tokens=6, max_num_seqs=1, pool=ROOMY),
+    Cell(proposer="ngram", max_draft_tokens=1, max_num_seqs=12, pool=SMALL),
+    Cell(proposer="junk", max_draft_tokens=6, max_num_seqs=2, pool=SMALL),
 )
 
 
@@ -85,9 +90,7 @@ def make_jobs(engine: Engine, seed: int = 0) -> list[Job]:
             Job(
                 request_id=f"r{index}",
                 prompt=prompt[-200:],
-                params=random_params(
-                    draw, engine.resolved.model.vocab_size, MAX_TOKENS, has_text=True
-                ),
+                params=make_params(draw, engine.resolved.model.vocab_size),
                 arrives=now,
                 aborts=draw.randint(1, 30) if draw.random() < 0.1 else None,
             )
@@ -95,21 +98,30 @@ def make_jobs(engine: Engine, seed: int = 0) -> list[Job]:
     return jobs
 
 
+def make_params(draw: random.Random, vocab_size: int) -> SamplingParams:
+    params = random_params(draw, vocab_size, MAX_TOKENS, has_text=True)
+    has_processors = draw.random() < 0.05
+    return replace(params, logits_processors=(Favour(4.0),)) if has_processors else params
+
+
 def open_engine(cell: Cell, model: str, proposer: Proposer | None = None) -> Engine:
     method = "ngram" if cell.proposer == "ngram" else "mock-empty"
-    length = cell.max_draft_tokens
+    length, (block_size, num_blocks) = cell.max_draft_tokens, cell.pool
     config = EngineConfig(
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=cell.max_num_seqs,
         speculative=SpeculativeConfig(method, max_draft_tokens=length) if length else "off",
-        cache=CacheConfig(num_blocks=cell.num_blocks),
+        logits_processors=True,
+        cache=CacheConfig(block_size=block_size, num_blocks=num_blocks),
     )
     return Engine(model, config, proposer=proposer)
 
 
-def make_proposer(cell: Cell, jobs: Sequence[Job], reference: Streams, vocab_size: int) -> Any:
+def make_proposer(cell: Cell, jobs: Sequence[Job], reference: Answers, vocab_size: int) -> Any:
     """The scripted proposer of a cell; None: the configured one."""
-    records = {job.request_id: [*job.prompt, *reference[job.request_id]] for job in jobs}
+    records = {
+        name: [*job.prompt, *reference[name][0]] for job in jobs for name in answer_names(job)
+    }
     kinds: dict[str, type] = {
         "oracle": OracleProposer,
         "junk": JunkProposer,
@@ -119,9 +131,13 @@ def make_proposer(cell: Cell, jobs: Sequence[Job], reference: Streams, vocab_siz
     return None if kind is None else kind(vocab_size=vocab_size, records=records)
 
 
-def serve(engine: Engine, jobs: Sequence[Job], *, aborts: bool) -> Streams:
-    """Every request to its end; token ids by request."""
-    streams: Streams = {}
+def answer_names(job: Job) -> list[str]:
+    return [answer_id(job.request_id, choice) for choice in range(job.params.n)]
+
+
+def serve(engine: Engine, jobs: Sequence[Job], *, aborts: bool) -> Answers:
+    """Every request to its end."""
+    answers: Answers = {}
     step, waiting = 0, list(jobs)
     due = {job.request_id: job.arrives + job.aborts for job in jobs if job.aborts is not None}
     while waiting or engine.has_unfinished_requests():
@@ -132,37 +148,38 @@ def serve(engine: Engine, jobs: Sequence[Job], *, aborts: bool) -> Streams:
             engine.abort(request_id)
             del due[request_id]
         for output in engine.step():
-            if output.finished:
-                streams[output.request_id] = output.outputs[0].token_ids
+            for one in output.outputs if output.finished else ():
+                name = answer_id(output.request_id, one.index)
+                answers[name] = (one.token_ids, one.text, one.finish_reason)
         step += 1
-    return streams
+    return answers
 
 
-def compare(reference: Streams, streams: Streams, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Streams that are not the reference's, with the position where they part."""
+def compare(reference: Answers, answers: Answers, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Answers that are not the reference's, with the position where they part."""
     different = []
-    for job in jobs:
-        want, got = reference[job.request_id], streams[job.request_id]
-        if job.aborts is not None:
-            want = want[: len(got)]
-        position = parting(want, got)
-        if position is not None:
-            different.append({"request": job.request_id, "position": position})
+    for name in [name for job in jobs for name in answer_names(job)]:
+        (ids, text, reason), (got, got_text, got_reason) = reference[name], answers[name]
+        position = parting(ids[: len(got)] if got_reason == "abort" else ids, got)
+        same_end = got_reason == "abort" or (text, reason) == (got_text, got_reason)
+        if position is not None or not same_end:
+            different.append({"request": name, "position": position, "reason": got_reason})
     return different
 
 
-def run_cell(cell: Cell, jobs: Sequence[Job], reference: Streams, model: str) -> dict[str, Any]:
+def run_cell(cell: Cell, jobs: Sequence[Job], reference: Answers, model: str) -> dict[str, Any]:
     vocab_size = max(max(job.prompt) for job in jobs) + 1
     engine = open_engine(cell, model, make_proposer(cell, jobs, reference, vocab_size))
     start = time.perf_counter()
-    streams = serve(engine, jobs, aborts=True)
+    answers = serve(engine, jobs, aborts=True)
     seconds, stats = time.perf_counter() - start, engine.stats()
     engine.close()
     return {
         "cell": asdict(cell),
         "commit": commit(),
-        "different": compare(reference, streams, jobs),
-        "num_tokens": sum(map(len, streams.values())),
+        "different": compare(reference, answers, jobs),
+        "num_answers": len(answers),
+        "num_tokens": sum(len(ids) for ids, _, _ in answers.values()),
         "seconds": seconds,
         "num_steps": stats.num_steps,
         "num_draft_tokens": stats.num_draft_tokens,
@@ -170,7 +187,7 @@ def run_cell(cell: Cell, jobs: Sequence[Job], reference: Streams, model: str) ->
         "num_preemptions": stats.num_preemptions,
         "replays": {
             tier: sum(n for name, n in stats.replays.items() if name.endswith(tier))
-            for tier in ("greedy", "sampled", "logprobs")
+            for tier in ("greedy", "sampled", "logprobs", "custom")
         },
         "compile_events_after_warmup": stats.compile_events_after_warmup,
     }
@@ -194,11 +211,12 @@ def main() -> int:
         report["reference"] = serve(engine, jobs, aborts=False)
         write_json(args.out, report, indent=None)
     engine.close()
-    done = [row["cell"] for row in report["cells"]]
+    reference: Answers = {name: tuple(one) for name, one in report["reference"].items()}
+    done = [Cell(**{**row["cell"], "pool": tuple(row["cell"]["pool"])}) for row in report["cells"]]
     for number, cell in enumerate(CELLS, start=1):
-        if asdict(cell) in done or (numbers is not None and number not in numbers):
+        if cell in done or (numbers is not None and number not in numbers):
             continue
-        row = run_cell(cell, jobs, report["reference"], args.model)
+        row = run_cell(cell, jobs, reference, args.model)
         report["cells"].append(row)
         write_json(args.out, report, indent=None)
         print(f"[{number}/{len(CELLS)}] {json.dumps(row)}", flush=True)
