@@ -217,7 +217,8 @@ class Harness:
             for ids in (answer.token_ids, answer.token_ids[:-1])
         )
         if answer.text != decoded:
-            ends = [len(answer.text) + len(stop) for stop in params.stop]
+            included = params.include_stop_str_in_output
+            ends = [len(answer.text) + (0 if included else len(stop)) for stop in params.stop]
             assert decoded.startswith(answer.text)
             assert any(
                 decoded[:end].endswith(stop) for end, stop in zip(ends, params.stop, strict=True)
