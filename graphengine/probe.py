@@ -217,37 +217,49 @@ def _history(config: ModelConfig) -> int:
 
 
 def _sampler_problem(vocab_size: int, rows: int, random: Callable[..., Tensor]) -> Problem:
-    """What the sampler gives for rows that are a request each, of several kinds."""
+    """What the sampler gives for requests of several kinds, in blocks of two rows.
+
+    A row of the problem is a request; some have a draft, some of these a distribution for it.
+    """
     state = SamplerState(max_num_seqs=len(SAMPLED), vocab_size=vocab_size)
     for row, params in enumerate(SAMPLED):
         state.start(row, Request("probe", [row], params, max_model_len=2))
-    sampler, logprobs = NativeSampler(state), NativeLogprobs()
-    logits = 4 * random(rows, vocab_size)
-    token_ids = torch.zeros(rows, dtype=torch.int32)
-    state_rows = torch.arange(rows, dtype=torch.int32) % (len(SAMPLED) + 1)
-    mask = torch.full((rows, mask_words(vocab_size)), -1, dtype=torch.int32)
+    sampler, logprobs = NativeSampler(state, rejection=True), NativeLogprobs()
+    num_reqs = max(1, rows // 2)
+    logits = 4 * random(2 * num_reqs, vocab_size)
+    each = {
+        "state_rows": torch.arange(num_reqs, dtype=torch.int32) % (len(SAMPLED) + 1),
+        "num_draft_tokens": torch.arange(num_reqs, dtype=torch.int32) % 3 % 2,
+        "has_draft_probs": torch.arange(num_reqs, dtype=torch.int32) % 2,
+    }
+    by_row = {
+        "logits": logits,
+        "draft_probs": logits.roll(1, -1).softmax(-1),
+        "token_ids": logits.roll(1, -1).argmax(-1).int().roll(1),
+        "positions": torch.arange(2 * num_reqs, dtype=torch.int32),
+        "mask": torch.full((2 * num_reqs, mask_words(vocab_size)), -1, dtype=torch.int32),
+    }
 
     def sample(low: int, high: int) -> Tensor:
-        views = {
-            "processed": torch.empty(high - low, vocab_size),
-            "target_ids": torch.empty(high - low, dtype=torch.int32),
-            "logits": logits[low:high],
-            "token_ids": token_ids[low:high],
-            "positions": torch.arange(low, high, dtype=torch.int32),
-            "query_len": torch.ones(1, dtype=torch.int32),
-            "state_rows": state_rows[low:high],
-            "mask": mask[low:high],
-            "logprob_ids": torch.empty(high - low, MAX_LOGPROBS + 1, dtype=torch.int32),
-            "logprob_values": torch.empty(high - low, MAX_LOGPROBS + 1),
-            "logprob_ranks": torch.empty(high - low, 1, dtype=torch.int32),
+        count, part = high - low, slice(2 * low, 2 * high)
+        views = {name: tensor[low:high] for name, tensor in each.items()}
+        views |= {name: tensor[part] for name, tensor in by_row.items()}
+        views |= {
+            "query_len": torch.tensor([2], dtype=torch.int32),
+            "processed": torch.empty(2 * count, vocab_size),
+            "target_ids": torch.empty(2 * count, dtype=torch.int32),
+            "logprob_ids": torch.empty(2 * count, MAX_LOGPROBS + 1, dtype=torch.int32),
+            "logprob_values": torch.empty(2 * count, MAX_LOGPROBS + 1),
+            "logprob_ranks": torch.empty(2 * count, 1, dtype=torch.int32),
         }
         sampler(views)
         logprobs(views)
         outputs = ("processed", "logprob_values", "logprob_ids", "logprob_ranks")
         found = [views[name].float() for name in outputs]
-        return torch.cat((*found, views["target_ids"][:, None].float()), dim=1)
+        found.append(views["target_ids"][:, None].float())
+        return torch.cat(found, dim=1).view(count, -1)
 
-    return Problem("sampler", rows, sample)
+    return Problem("sampler", num_reqs, sample)
 
 
 def _verifier_problem(shape: VerifierShape, generator: torch.Generator) -> Problem:

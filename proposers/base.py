@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 NO_TOKEN = -1
 """Fills the unused tail of a row of draft token ids."""
 
+SUM_TOLERANCE = 1e-4  # of probabilities, which are rounded to fp32
+
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float64]
 
@@ -82,8 +84,8 @@ class Draft:
     token_ids: TokenArray
     # int32 [num_reqs]: drafts in each row, 0..the row's allowance
     num_draft_tokens: TokenArray
-    # float32 [num_reqs, k, vocab]: the distribution each draft was drawn from; None: drafts are
-    # deterministic
+    # float32 [num_reqs, k, vocab], on the host: the distribution that each draft was drawn from,
+    # these very numbers, summing to 1; None: drafts are deterministic
     probs: torch.Tensor | None = None
 
     @classmethod
@@ -138,6 +140,11 @@ class Draft:
             _fail_on_first_row(
                 (live & ~(drawn > 0)).any(axis=1),
                 lambda row: f"a draft has probability {drawn[row].tolist()} of being drawn",
+            )
+            sums = self.probs.numpy().sum(axis=2, dtype=np.float64)
+            _fail_on_first_row(
+                (live & ~(np.abs(sums - 1) < SUM_TOLERANCE)).any(axis=1),
+                lambda row: f"probabilities that sum to {sums[row].tolist()}",
             )
         _fail_on_first_row(
             (~live & (self.token_ids != NO_TOKEN)).any(axis=1),

@@ -95,3 +95,28 @@ def test_inputs_must_agree_on_the_number_of_rows() -> None:
             num_draft_tokens=np.zeros(1, dtype=np.int32),
             k=1,
         )
+
+
+@pytest.mark.parametrize(
+    ("q", "message"),
+    [
+        ({3: 0.5}, "draft row 0: probabilities that sum to .0.5"),
+        ({3: 0.9, 4: 0.9}, "draft row 0: probabilities that sum to .1.7"),
+        ({3: float("nan")}, "draft row 0: a draft has probability .nan"),
+        ({4: 1.0}, "draft row 0: a draft has probability .0.0"),
+    ],
+)
+def test_probs_are_a_distribution_that_may_give_the_draft(
+    q: dict[int, float], message: str
+) -> None:
+    """Guards against a q that is not what drew the draft, which biases verification (case 4)."""
+    probs = torch.zeros(2, 3, VOCAB_SIZE)
+    for token, value in q.items():
+        probs[0, 0, token] = value
+    draft = Draft.from_rows([[3], []], 3)
+    wrong = Draft(token_ids=draft.token_ids, num_draft_tokens=draft.num_draft_tokens, probs=probs)
+    with pytest.raises(AssertionError, match=message):
+        wrong.validate(INPUTS, VOCAB_SIZE)
+    probs[0, 0] = 0
+    probs[0, 0, 3] = 1
+    wrong.validate(INPUTS, VOCAB_SIZE)
