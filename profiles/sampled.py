@@ -100,7 +100,7 @@ def make_jobs(engine: Engine, seed: int = 0) -> list[Job]:
 
 def make_params(draw: random.Random, vocab_size: int) -> SamplingParams:
     params = random_params(draw, vocab_size, MAX_TOKENS, has_text=True)
-    has_processors = draw.random() < 0.05
+    has_processors = draw.random() < 0.015
     return replace(params, logits_processors=(Favour(4.0),)) if has_processors else params
 
 
