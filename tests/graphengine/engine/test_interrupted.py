@@ -70,6 +70,7 @@ BOOKKEEPING = {
         "kv.manager",
         "kv.prefix_cache",
         "models.detokenizer",
+        "prompt_logprobs",
         "request_state",
         "scheduler",
         "streams",
