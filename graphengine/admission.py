@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from graphengine.models.tokenizer import Tokenizer
-from graphengine.request import Request, answer_id
+from graphengine.request import Request
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import ResolvedConfig
 from graphengine.sampling.params import SamplingParams
@@ -40,23 +40,24 @@ def make_requests(
     if not isinstance(params, SamplingParams):
         raise ValueError(f"request {request_id!r}: params={params!r}: expected SamplingParams")
     token_ids = _token_ids(request_id, prompt, tokenizer)
-    bad_words = _bad_words(request_id, params, tokenizer)
     requests: list[Request] = []
     for choice in range(params.n):
         request = Request(
-            answer_id(request_id, choice),
-            token_ids if choice == 0 else requests[0].prompt_token_ids,
+            request_id,
+            token_ids,
             params,
             max_model_len=resolved.sizes.max_model_len,
             eos_token_ids=resolved.model.eos_token_ids,
             cache_salt=cache_salt,
+            choice=choice,
         )
-        request.choice = choice
-        request.bad_words = bad_words
-        if choice:
-            request.prompt_logprobs = None  # they are the first answer's
+        if choice == 0:
+            request.bad_words = _bad_words(request_id, params, tokenizer)
+            _check(request, tokenizer, resolved.model.vocab_size)
+            token_ids = request.prompt_token_ids
+        else:
+            request.bad_words = requests[0].bad_words
         requests.append(request)
-    _check(requests[0], tokenizer, resolved.model.vocab_size)
     if params.logits_processors and not resolved.sizes.custom_logits:
         raise ValueError(
             f"request {request_id!r}: logits_processors={params.logits_processors!r}: the engine "
@@ -72,7 +73,7 @@ def _bad_words(
     if params.bad_words and tokenizer is None:
         raise ValueError(
             f"request {request_id!r}: bad_words={params.bad_words!r}: the checkpoint has no "
-            "tokenizer, hence no words; give logit_bias or prefix_allowed_tokens_fn"
+            "tokenizer, hence no words; give logit_bias or allowed_tokens_fn"
         )
     spellings: dict[tuple[int, ...], None] = {}
     for word in params.bad_words:

@@ -119,9 +119,10 @@ class Engine:
         for request in requests:
             self.scheduler.check(request)  # refused before anything has changed
         with self._bookkeeping():
-            seed = self._seeds.getrandbits(64) if requests[0].params.seed is None else None
+            drawn = self._seeds.getrandbits(64) if requests[0].params.seed is None else None
             for request in requests:
-                request.seed = request.seed if seed is None else seed
+                if drawn is not None:
+                    request.seed = drawn
                 self.scheduler.add(request)
             self.delivery.add(streams)
 
@@ -186,7 +187,8 @@ class Engine:
     def draft_limit(self) -> int:
         """Most drafts that a step may carry now; 0 is off: the k = 0 cells serve every step.
 
-        May be set between steps, up to the configured maximum; it changes speed, never a token. A
+        May be set between steps, up to the configured maximum. It changes speed, never a token
+        (with `verification="rejection"`, tokens that are sampled, and never their distribution). A
         value between two captured lengths acts as the lower one.
         """
         return self._draft_limit

@@ -164,14 +164,14 @@ class ModelRunner:
         num_reqs = len(batch.requests)
         key = self.manager.dispatch(num_reqs, batch.longest, tier)
         cell, state = self._cell(key), self._state
-        if tier == CUSTOM:  # the logits that the cell before has left, before anything is written
-            logits = self.buffers.cell(key)["logits"]
-            step_batch.write_custom(cell.inputs, key, batch, logits)
         step_batch.write_decode(cell.inputs, key, state, batch)
         if tier not in (GREEDY, LOGITS):
             step_batch.write_sampled(cell.inputs, key, state, batch)
             if self.sizes.rejection:
                 step_batch.write_draft_probs(cell.inputs, key, batch)
+        if tier == CUSTOM:  # the cell of the first half has left its logits in the same storage
+            logits = self.buffers.cell(key)["logits"]
+            step_batch.write_custom(cell.inputs, key, batch, logits)
         self.decoder.attention.plan(cell.forward.attention)
         num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
         self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)

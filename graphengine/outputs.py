@@ -107,7 +107,8 @@ class RequestOutput:
     index: int = 0  # of the answer that this output adds to
     new_text: str  # what it adds to the text
     num_new_tokens: int
-    metrics: RequestMetrics  # of all answers together
+    # Of the answer that this output adds to; the last output's are of all answers together.
+    metrics: RequestMetrics
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:

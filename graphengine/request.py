@@ -89,7 +89,8 @@ class Request:
         max_model_len: context limit in tokens, prompt and output together.
         eos_token_ids: the model's own stop ids; left out where `params.ignore_eos`.
         cache_salt: whose KV it may share, not empty; None: that of other requests without one.
-        seed: of its noise, where `params` has none.
+        choice: which of the n answers to its prompt this is. `asked_id` is then the id as it was
+            given, and `request_id` one of its own.
 
     Raises:
         ValueError: empty prompt or salt, or a negative id.
@@ -98,6 +99,7 @@ class Request:
     __slots__ = (
         "admission",
         "arrival",
+        "asked_id",
         "bad_words",
         "block_digests",
         "block_table",
@@ -132,18 +134,19 @@ class Request:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         cache_salt: str | None = None,
-        seed: int = 0,
+        choice: int = 0,
     ) -> None:
         prompt = _checked_ids(request_id, prompt_token_ids)
         if not prompt:
             raise ValueError(f"request {request_id!r}: the prompt is empty; give at least 1 token")
-        self.request_id = request_id
+        self.asked_id = request_id
+        self.request_id = answer_id(request_id, choice)
+        self.choice = choice
         self.cache_salt = _checked_salt(request_id, cache_salt)
         self.prompt_token_ids = prompt
         self.params = params
-        self.seed = seed if params.seed is None else params.seed
+        self.seed = params.seed or 0  # the engine draws one where there is none
         self.bad_words: Sequence[Sequence[int]] = ()  # as token ids; written by admission
-        self.choice = 0  # which of the n answers to its prompt this is; written by admission
         self.num_prompt_tokens = len(prompt)
         self.stop_token_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
@@ -160,7 +163,7 @@ class Request:
         self.token_logprobs: list[Mapping[int, Logprob]] | None = [] if asks else None
 
         # By prompt token, nothing for the first; grows with prefill. None where nobody asks.
-        wants = params.prompt_logprobs is not None
+        wants = params.prompt_logprobs is not None and choice == 0
         self.prompt_logprobs: list[Mapping[int, Logprob] | None] | None = [None] if wants else None
 
         # Number of tokens with which a stop string is complete, where one has been found. Written
@@ -211,13 +214,6 @@ class Request:
     def num_prefill_tokens(self) -> int:
         """Tokens still to be prefilled before the request is decode-ready."""
         return len(self.token_ids) - 1 - self.kv_len
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether some token may not come, now or at another time."""
-        params = self.params
-        masked = params.allowed_token_ids is not None or params.min_tokens > 0
-        return masked or params.has_prefix_mask
 
     @property
     def needs_whole_prompt(self) -> bool:

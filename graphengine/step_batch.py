@@ -18,8 +18,7 @@ import torch
 from capture.shapes import ShapeKey
 from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
-from graphengine.sampling.hooks import Naming, run_logits_processors
-from graphengine.sampling.prefix_masks import apply_prefix_masks
+from graphengine.sampling.row_hooks import apply_logits_processors, apply_prefix_masks
 from graphengine.sampling.verifier import NO_STOP
 from graphengine.scheduler import PrefillChunk
 
@@ -102,7 +101,8 @@ def write_decode(views: HostViews, key: ShapeKey, state: RequestState, batch: De
 def write_sampled(views: HostViews, key: ShapeKey, state: RequestState, batch: DecodeBatch) -> None:
     """Fill what only the sampler reads: whose rows they are, and what may come in each.
 
-    Row j of a request comes after its output and j drafts.
+    Row j of a request comes after its output and j drafts. Comes after `write_decode`, whose
+    `max_new_tokens` is lowered where hooks end a block early.
 
     Raises:
         ValueError: see `apply_prefix_masks`.
@@ -119,8 +119,37 @@ def write_sampled(views: HostViews, key: ShapeKey, state: RequestState, batch: D
             masks[index] = -1
         if request.params.has_prefix_mask:
             drafts = batch.drafts_of(index)
-            apply_prefix_masks(masks[index], request, drafts, sampler.vocab_size)
+            count = apply_prefix_masks(masks[index], request, drafts, sampler.vocab_size)
+            _end_after(views, index, count)
     masks[len(rows) :] = -1
+
+
+def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Tensor) -> None:
+    """Fill what the step goes on from: the model's logits, and those that hooks make of them.
+
+    Comes after `write_sampled`.
+
+    Args:
+        logits: [num_tokens, vocab] of the cell, as the model has computed them.
+
+    Raises:
+        ValueError: see `apply_logits_processors`.
+    """
+    views["raw_logits"][:] = logits.numpy()
+    views["custom_logits"][:] = logits.numpy()
+    custom = views["custom_logits"].reshape(key.num_reqs, key.query_len, -1)
+    masks = views["mask"].reshape(key.num_reqs, key.query_len, -1)
+    for index, request in enumerate(batch.requests):
+        if request.params.logits_processors:
+            drafts = batch.drafts_of(index)
+            count = apply_logits_processors(custom[index], masks[index], request, drafts)
+            _end_after(views, index, count)
+
+
+def _end_after(views: HostViews, index: int, count: int) -> None:
+    """Let a request emit no more than its first `count` rows."""
+    room = views["max_new_tokens"]
+    room[index] = min(room[index], count)
 
 
 def write_draft_probs(views: HostViews, key: ShapeKey, batch: DecodeBatch) -> None:
@@ -132,27 +161,6 @@ def write_draft_probs(views: HostViews, key: ShapeKey, batch: DecodeBatch) -> No
         width = min(key.query_len - 1, draft_probs.shape[1])
         rows = views["draft_probs"].reshape(key.num_reqs, key.query_len, -1)
         rows[:num_reqs, :width] = draft_probs[:, :width]
-
-
-def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Tensor) -> None:
-    """Fill what the step goes on from: the model's logits, and those that hooks make of them.
-
-    Args:
-        logits: [num_tokens, vocab] of the cell, as the model has computed them.
-    """
-    views["raw_logits"][:] = logits.numpy()
-    views["custom_logits"][:] = logits.numpy()
-    custom = views["custom_logits"].reshape(key.num_reqs, key.query_len, -1)
-    for index, request in enumerate(batch.requests):
-        processors, drafts = request.params.logits_processors, batch.drafts_of(index)
-        for row in range(len(drafts) + 1) if processors else ():
-            with Naming(request.request_id, "logits_processors"):
-                custom[index, row] = run_logits_processors(
-                    torch.from_numpy(custom[index, row]),
-                    processors,
-                    list(request.prompt_token_ids),
-                    [*request.output_token_ids, *drafts[:row]],
-                )
 
 
 def write_prefill(views: HostViews, state: RequestState, chunks: Sequence[PrefillChunk]) -> None:

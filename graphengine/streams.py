@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphengine.models.detokenizer import IncrementalDetokenizer
 from graphengine.models.stop_strings import end_at_stop, num_held
@@ -23,10 +23,16 @@ class Progress:
     """How far a stream's outputs have come."""
 
     detokenizer: IncrementalDetokenizer | None
+    completion: CompletionOutput  # what the latest output says of this answer
     held: str = ""  # decoded text that may be the beginning of a stop string
-    num_outputs: int = 0
-    num_tokens: int = 0
-    ended: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return self.completion.num_tokens
+
+    @property
+    def ended(self) -> bool:
+        return self.completion.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,10 @@ class OutputStream:
         if tokenizer is not None:
             skip = request.params.skip_special_tokens
             detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip)
-        return cls(request, log, Progress(detokenizer), answers)
+        nothing = CompletionOutput(
+            index=request.choice, finish_reason=None, log=log, num_tokens=0, num_texts=0
+        )
+        return cls(request, log, Progress(detokenizer, nothing), answers)
 
     @property
     def is_behind(self) -> bool:
@@ -86,8 +95,8 @@ class OutputStream:
     def next_output(self) -> tuple[RequestOutput, Progress]:
         """An output of all that has been committed, and the progress that it makes.
 
-        It costs what it adds to the one before. The last one, of a request that has finished, gives
-        out the text that was held back.
+        It costs what it adds to the one before, and of other answers a look. The last one, of a
+        request that has finished, gives out the text that was held back.
         """
         request, log, done = self.request, self.log, self.progress
         token_ids = request.token_ids[request.num_prompt_tokens + done.num_tokens :]
@@ -96,40 +105,32 @@ class OutputStream:
         if request.is_finished and read.num_to_stop is None and read.detokenizer is not None:
             rest = read.held + read.detokenizer.flush()
             text += rest[: self._end_at_stop(rest, len(read.held))]
-        log.texts[done.num_outputs :] = [text]
-        after = Progress(
-            read.detokenizer,
-            held=read.held,
-            num_outputs=done.num_outputs + 1,
+        log.texts[done.completion.num_texts :] = [text]
+        completion = replace(
+            done.completion,
+            finish_reason=request.finish_reason,
             num_tokens=done.num_tokens + len(token_ids),
-            ended=request.is_finished,
+            num_texts=done.completion.num_texts + 1,
         )
         now = time.perf_counter()
         if token_ids and request.metrics.first_token_time is None:
             request.metrics.first_token_time = now
         if request.is_finished:
             request.metrics.finished_time = now
-        standing = [after if one is self else one.progress for one in self.answers]
+        outputs = [one.progress.completion for one in self.answers]
+        outputs[request.choice] = completion
+        finished = request.is_finished and all(one.finish_reason is not None for one in outputs)
+        told = self.answers if finished else [self]
         output = RequestOutput(
-            request_id=self.answers[0].request.request_id,
-            outputs=[one._completion(its) for one, its in zip(self.answers, standing, strict=True)],
-            finished=all(its.ended for its in standing),
+            request_id=request.asked_id,
+            outputs=outputs,
+            finished=finished,
             index=request.choice,
-            new_text=log.texts[-1],
+            new_text=text,
             num_new_tokens=len(token_ids),
-            metrics=RequestMetrics.together([one.request.metrics for one in self.answers]),
+            metrics=RequestMetrics.together([one.request.metrics for one in told]),
         )
-        return output, after
-
-    def _completion(self, progress: Progress) -> CompletionOutput:
-        """The answer as it stands after that much of it."""
-        return CompletionOutput(
-            index=self.request.choice,
-            finish_reason=self.request.finish_reason if progress.ended else None,
-            log=self.log,
-            num_tokens=progress.num_tokens,
-            num_texts=progress.num_outputs,
-        )
+        return output, Progress(read.detokenizer, completion, read.held)
 
     def num_to_stop(self, token_ids: Sequence[int]) -> int | None:
         """How many of the next tokens complete a stop string; None where they do not."""
@@ -160,4 +161,5 @@ class OutputStream:
     def has_counted(self, output: RequestOutput) -> bool:
         """False for an output of this stream that its progress does not include."""
         completion = output.outputs[output.index]
-        return completion.log is not self.log or completion.num_texts <= self.progress.num_outputs
+        counted = self.progress.completion.num_texts
+        return completion.log is not self.log or completion.num_texts <= counted

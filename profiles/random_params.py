@@ -67,7 +67,7 @@ def random_params(
     fields["logprobs"] = draw.choice((0, 3))
     fields["prompt_logprobs"] = draw.choice((0, 2))
     if vocab_size > 30:
-        fields["prefix_allowed_tokens_fn"] = NoRepeats(vocab_size)
+        fields["allowed_tokens_fn"] = NoRepeats(vocab_size)
     if has_text:
         fields["bad_words"] = (" the", "is", "Once upon")
         fields["stop"] = (". ", "the ", draw.choice("abcdefghijklmnopqrstuvwxyz") + " ", "\n\n")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from graphengine.sampling.hooks import LogitsProcessor, PrefixAllowedTokens
+from graphengine.sampling.hooks import AllowedTokens, LogitsProcessor, takes
 
 DEFAULT_MAX_TOKENS = 16
 MAX_SEED: Final = (1 << 64) - 1
@@ -48,19 +48,21 @@ class SamplingParams:
         allowed_token_ids: nothing else may come; None: everything may. Not empty.
         bad_words: texts, not empty, that the output must not spell in the tokenizer's own tokens,
             alone or behind a space: the last token of one may not come where all before it have.
-        prefix_allowed_tokens_fn: called with the prompt's ids and the output's, drafts included,
-            before every row; gives the ids that may come next, at least one (a grammar, say).
-        logits_processors: functions of the prompt's ids, the output's, drafts included, and the
-            model's logits [vocab] fp32, which they may change, to logits of the same form. They
-            come before all other processors, are run on the host between two graphs, and need an
-            engine with `logits_processors=True`. Like `prefix_allowed_tokens_fn` they must depend
-            on nothing but their arguments; what they raise comes out of the step.
+        allowed_tokens_fn: a function of the prompt's ids and the output's so far to the ids that
+            may come next, at least one (a grammar, say). It must depend on nothing but these. It is
+            also asked behind drafts, guesses that may never come: what it raises there only ends
+            the guessing, and what it raises otherwise comes out of the step.
+        logits_processors: functions of the prompt's ids, the output's so far and the model's logits
+            [vocab] fp32, which they may change, to logits of the same form. They come before all
+            other processors, are run on the host between two graphs, and need an engine with
+            `logits_processors=True`. For them holds what holds for `allowed_tokens_fn`.
         seed: 0 to 2**64 - 1. The same seed gives the same tokens, whatever shares the batch. None:
             the engine draws one.
         n: answers to the prompt, 1 to 128; more than one needs a temperature. Each has noise of its
             own, and the first is the answer that n = 1 gives.
         stop_token_ids: ids that end the request, each >= 0; the stop token itself is emitted.
-            Any iterable of integers is accepted and stored as a tuple.
+            Any iterable of integers is accepted and stored as a tuple. None, here and in the other
+            fields that hold several, is none.
         stop: strings, not empty, that end the request: at the token that completes one, once
             `min_tokens` are out. The text ends before it, the ids with that token.
         include_stop_str_in_output: the text ends behind the stop string.
@@ -88,7 +90,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
-    prefix_allowed_tokens_fn: PrefixAllowedTokens | None = None
+    allowed_tokens_fn: AllowedTokens | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     seed: int | None = None
     n: int = 1
@@ -109,7 +111,7 @@ class SamplingParams:
             "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
             "stop": _strings("stop", self.stop),
             "bad_words": _strings("bad_words", self.bad_words),
-            "logits_processors": _functions("logits_processors", self.logits_processors),
+            "logits_processors": _processors(self.logits_processors),
         }
         for name, lowest, highest, allowed in _RANGES:
             value = getattr(self, name)
@@ -126,9 +128,9 @@ class SamplingParams:
             if not ids:
                 raise _refusal("allowed_token_ids", ids, "at least one token id, or None")
             checked["allowed_token_ids"] = ids
-        hook = self.prefix_allowed_tokens_fn
-        if hook is not None and not callable(hook):
-            raise _refusal("prefix_allowed_tokens_fn", hook, "a function, or None")
+        hook = self.allowed_tokens_fn
+        if hook is not None and not (callable(hook) and takes(hook, 2)):
+            raise _refusal("allowed_tokens_fn", hook, "a function of (prompt, output), or None")
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -154,14 +156,18 @@ class SamplingParams:
     @property
     def is_plain_greedy(self) -> bool:
         """The most likely token as the model has it: no processor can change the choice."""
-        masked = self.has_prefix_mask or self.allowed_token_ids is not None or self.min_tokens > 0
         changed = self.has_penalties or self.logit_bias or self.logits_processors
-        return not (self.temperature or changed or masked)
+        return not (self.temperature or changed or self.has_mask)
+
+    @property
+    def has_mask(self) -> bool:
+        """Some token may not come, now or at another time."""
+        return self.has_prefix_mask or self.allowed_token_ids is not None or self.min_tokens > 0
 
     @property
     def has_prefix_mask(self) -> bool:
         """What may come depends on the tokens before it."""
-        return bool(self.bad_words) or self.prefix_allowed_tokens_fn is not None
+        return bool(self.bad_words) or self.allowed_tokens_fn is not None
 
 
 _SMALLEST = 2.0**-126  # of normal float32 numbers, in which the kernels compute
@@ -207,13 +213,15 @@ def _number(name: str, value: Any, lowest: float, highest: float, allowed: str) 
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise _refusal(name, value, "a list or tuple of token ids >= 0")
     return tuple(_integer(name, item, 0) for item in value)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else value
+    strings = (value,) if isinstance(value, str) else () if value is None else value
     allowed = "a text or a list of texts, none of them empty"
     if not isinstance(strings, Iterable):
         raise _refusal(name, value, allowed)
@@ -223,11 +231,14 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return kept
 
 
-def _functions(name: str, value: Any) -> tuple[Any, ...]:
-    functions = (value,) if callable(value) else value
-    if not isinstance(functions, Iterable) or not all(map(callable, kept := tuple(functions))):
-        raise _refusal(name, value, "a function or a list of functions")
-    return kept
+def _processors(value: Any) -> tuple[LogitsProcessor, ...]:
+    functions = (value,) if callable(value) else () if value is None else value
+    if isinstance(functions, Iterable):
+        kept = tuple(functions)
+        if all(callable(one) and takes(one, 3) for one in kept):
+            return kept
+    allowed = "a function of (prompt, output, logits), or a list of them"
+    raise _refusal("logits_processors", value, allowed)
 
 
 def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:

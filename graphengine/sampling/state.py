@@ -66,7 +66,7 @@ class SamplerState:
             self.counts[row] = 0
             self.in_prompt[row] = 0
             self.in_prompt[row, list(set(request.prompt_token_ids))] = 1
-        if request.has_mask:
+        if params.has_mask:
             entry["flags"] |= MASK
             after = mask_of(params.allowed_token_ids, self.vocab_size)
             self._masks[row] = after

@@ -54,9 +54,11 @@ class Setup:
     num_reqs: tuple[int, ...] | None = None
     lazy: bool = False
     logits_processors: bool = False
+    verification: Literal["exact", "rejection"] = "exact"
 
     def config(self, method: str = "ngram", **options: Any) -> EngineConfig:
         """The engine's own form of it."""
+        options = {"verification": self.verification, **options}
         speculative = (
             SpeculativeConfig(method, max_draft_tokens=self.k, **options) if self.k else None
         )

@@ -7,12 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from graphengine.engine import Engine
 from graphengine.models.loader import open_model
 from graphengine.sampling.params import SamplingParams
+from proposers.mock import JunkProposer
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup, scripted
@@ -55,7 +57,7 @@ def test_every_token_is_allowed_and_the_stream_is_that_of_no_drafts(
     """
     checkpoint = checkpoints.get()
     params = SamplingParams(
-        temperature=temperature, seed=1, max_tokens=20, prefix_allowed_tokens_fn=DigitsOnly()
+        temperature=temperature, seed=1, max_tokens=20, allowed_tokens_fn=DigitsOnly()
     )
     other = SamplingParams(temperature=temperature, seed=2, max_tokens=15)
     off = serve(Setup().start(checkpoint), a=params, b=other)
@@ -68,7 +70,7 @@ def test_every_token_is_allowed_and_the_stream_is_that_of_no_drafts(
     for kind in ("oracle", "junk", "ragged", "exactly"):
         fresh = DigitsOnly()
         asked = SamplingParams(
-            temperature=temperature, seed=1, max_tokens=20, prefix_allowed_tokens_fn=fresh
+            temperature=temperature, seed=1, max_tokens=20, allowed_tokens_fn=fresh
         )
         proposer = scripted(kind, records, accept=2)  # type: ignore[arg-type]
         engine = Setup(k=4, debug=kind == "oracle").start(checkpoint, proposer)
@@ -85,7 +87,7 @@ def test_a_request_with_a_mask_may_be_preempted_and_have_mates(checkpoints: Chec
     """A mask of the row's last tenant, or one that does not survive a recompute."""
     setup = Setup(k=3, num_blocks=10, max_num_seqs=3, max_model_len=32)
     jobs = {
-        "a": SamplingParams(max_tokens=20, prefix_allowed_tokens_fn=lambda p, o: DIGITS),
+        "a": SamplingParams(max_tokens=20, allowed_tokens_fn=lambda p, o: DIGITS),
         "b": SamplingParams(max_tokens=20, bad_words=("e", "th")),
         "c": SamplingParams(max_tokens=20),
     }
@@ -185,11 +187,13 @@ def raising(prompt: Sequence[int], output: Sequence[int], *rest: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"prefix_allowed_tokens_fn": raising}, KeyError, "no such state"),
+        ({"allowed_tokens_fn": raising}, KeyError, "no such state"),
         ({"logits_processors": raising}, KeyError, "no such state"),
-        ({"prefix_allowed_tokens_fn": lambda p, o: []}, ValueError, r"gave \[\]: expected token"),
-        ({"prefix_allowed_tokens_fn": lambda p, o: [1.5]}, ValueError, r"gave \[1.5\]: expected"),
-        ({"prefix_allowed_tokens_fn": lambda p, o: [264]}, ValueError, r"in \[0, 264\)"),
+        ({"allowed_tokens_fn": lambda p, o: []}, ValueError, r"gave \[\]: expected token"),
+        ({"allowed_tokens_fn": lambda p, o: [1.5]}, ValueError, r"gave \[1.5\]: expected"),
+        ({"allowed_tokens_fn": lambda p, o: None}, ValueError, r"gave \[None, None\]: expected"),
+        ({"allowed_tokens_fn": lambda p, o: np.empty(0, int)}, ValueError, r"gave \[\]: exp"),
+        ({"allowed_tokens_fn": lambda p, o: [264]}, ValueError, r"in \[0, 264\)"),
         ({"logits_processors": lambda p, o, x: x[1:]}, ValueError, r"float32 \(263,\)"),
         ({"logits_processors": lambda p, o, x: x.double()}, ValueError, "float64"),
         ({"logits_processors": lambda p, o, x: None}, ValueError, "gave None"),
@@ -213,7 +217,9 @@ def test_a_hook_that_fails_is_named_and_costs_others_nothing(
     for _ in range(2):  # it stays as it was
         with pytest.raises(error, match=message) as raised:
             harness.drain()
-        assert "of request 'bad'" in raised.value.__notes__[0]
+        assert raised.value.__notes__ == [
+            "raised for request 'bad'; abort it, and the others go on"
+        ]
     harness.num_interrupts = 3
     assert harness.abort("bad")
     harness.drain()
@@ -225,10 +231,126 @@ def test_refusals(checkpoints: Checkpoints) -> None:
     engine = Setup().start(checkpoints.get())
     with pytest.raises(ValueError, match="start it with logits_processors=True"):
         engine.add_request("a", PROMPT, SamplingParams(logits_processors=favour(1, 1.0)))
-    with pytest.raises(ValueError, match=r"prefix_allowed_tokens_fn=3: expected a function"):
-        SamplingParams(prefix_allowed_tokens_fn=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"logits_processors=\[3\]: expected a function or a"):
-        SamplingParams(logits_processors=[3])  # type: ignore[arg-type]
+    bad: Any
+    for bad in (3, lambda output: output, lambda p, o, x: p):
+        with pytest.raises(ValueError, match=r"allowed_tokens_fn=.*: expected a function of \(pr"):
+            SamplingParams(allowed_tokens_fn=bad)
+    for bad in (3, [3], lambda p, o: p, [lambda x: x]):
+        with pytest.raises(ValueError, match=r"logits_processors=.*: expected a function of \(pr"):
+            SamplingParams(logits_processors=bad)
     with pytest.raises(ValueError, match=r"bad_words=\(''\,\): expected a text"):
         SamplingParams(bad_words=("",))
     engine.close()
+
+
+def test_the_note_names_what_abort_takes(checkpoints: Checkpoints) -> None:
+    """An engine that is stuck behind an id that abort does not know, and Ctrl-C with advice."""
+
+    def second_fails(prompt: list[int], output: list[int]) -> range:
+        if output and output[0] != firsts[0]:
+            raise KeyError("no such state")
+        return range(VOCAB_SIZE)
+
+    engine = Setup(max_num_seqs=2).start(checkpoints.get())
+    sampled = SamplingParams(max_tokens=4, n=2, temperature=1.0, seed=3)
+    firsts = [ids[0] for ids in serve(engine, probe=sampled).streams("probe")]
+    assert firsts[0] != firsts[1]
+    engine.add_request("r", PROMPT, replace(sampled, allowed_tokens_fn=second_fails))
+    engine.step()
+    with pytest.raises(KeyError) as raised:
+        engine.step()
+    assert "request 'r', answer 1; abort it" in raised.value.__notes__[0]
+    assert engine.abort("r")
+
+    def interrupts(prompt: list[int], output: list[int]) -> range:
+        raise KeyboardInterrupt
+
+    engine.add_request("c", PROMPT, SamplingParams(allowed_tokens_fn=interrupts))
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        engine.step()
+    assert not hasattr(stopped.value, "__notes__")
+    engine.close()
+
+
+class DeadEnds:
+    """Asked about what never comes, it has no answer, or none that is allowed."""
+
+    def __init__(self, stream: Sequence[int], how: str) -> None:
+        self.stream, self.how, self.num_guesses = list(stream), how, 0
+
+    def on_the_way(self, output: list[int]) -> bool:
+        found = output == self.stream[: len(output)]
+        self.num_guesses += not found
+        if not found and self.how == "raise":
+            raise LookupError("never comes")
+        return found
+
+    def allowed(self, prompt: list[int], output: list[int]) -> Sequence[int]:
+        return range(VOCAB_SIZE) if self.on_the_way(output) else []
+
+    def logits(self, prompt: list[int], output: list[int], logits: torch.Tensor) -> Any:
+        return logits if self.on_the_way(output) else None
+
+
+@pytest.mark.parametrize("how", ["raise", "nothing"])
+@pytest.mark.parametrize("hook", ["allowed_tokens_fn", "logits_processors"])
+@pytest.mark.parametrize(
+    ("verification", "temperature"), [("exact", 0.0), ("exact", 1.0), ("rejection", 0.0)]
+)
+def test_a_wrong_guess_is_no_error(
+    checkpoints: Checkpoints, hook: str, how: str, verification: str, temperature: float
+) -> None:
+    """A draft that makes a request fail which runs without."""
+    checkpoint = checkpoints.get()
+    params = SamplingParams(max_tokens=20, temperature=temperature, seed=6, ignore_eos=True)
+    off = serve(Setup(logits_processors=True).start(checkpoint), a=params).stream("a")
+    records = {"a": [*PROMPT, *off]}
+    for accept in range(3):
+        dead = DeadEnds(off, how)
+        method = dead.allowed if hook == "allowed_tokens_fn" else dead.logits
+        hooked = replace(params, **{hook: method})
+        setup = Setup(k=3, logits_processors=True, verification=verification)  # type: ignore[arg-type]
+        proposer = scripted("exactly", records, accept=accept)  # type: ignore[arg-type]
+        on = serve(setup.start(checkpoint, proposer), a=hooked)
+        assert on.stream("a") == off
+        assert dead.num_guesses > 0
+        assert accept == 0 or on.engine.stats().num_accepted_tokens > 0
+
+
+def test_words_that_forbid_everything_behind_a_wrong_draft(checkpoints: Checkpoints) -> None:
+    """n-gram drafts into a dead end that plain decoding never meets."""
+    a, b = 64, 65  # the letters
+    prompt = [b, a, b, a, b]
+    params = SamplingParams(
+        max_tokens=6, allowed_token_ids=(a, b), bad_words=("aa", "ab"), logit_bias={b: 100.0}
+    )
+    for k in (0, 3):
+        harness = Harness(Setup(k=k).start(checkpoints.get()))
+        harness.add("r", prompt, params)
+        harness.drain()
+        assert harness.stream("r") == [b] * 6
+
+
+def test_nobody_asks_behind_what_cannot_be_accepted(checkpoints: Checkpoints) -> None:
+    """A processor that is asked about what masks, stop ids or it itself have forbidden."""
+    stop, forbidden, cut = 7, 8, 9
+
+    def processor(prompt: list[int], output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        asked.append(output)
+        logits[cut] = float("-inf")
+        return logits
+
+    asked: list[list[int]] = []
+    free = [token for token in range(VOCAB_SIZE) if token not in (forbidden,)]
+    params = SamplingParams(
+        max_tokens=12,
+        stop_token_ids=(stop,),
+        allowed_token_ids=tuple(free),
+        logits_processors=processor,
+    )
+    for draft in (stop, forbidden, cut):
+        proposer = JunkProposer(vocab_size=VOCAB_SIZE, token_id=draft)
+        setup = Setup(k=3, logits_processors=True)
+        serve(setup.start(checkpoints.get(), proposer), a=params)
+    assert len(asked) >= 30
+    assert not [output for output in asked if {stop, forbidden, cut} & {*output}]

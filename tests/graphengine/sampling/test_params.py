@@ -65,7 +65,6 @@ def test_number_like_values_are_normalised() -> None:
         ("temperature", None),
         ("stop_token_ids", 3),
         ("stop_token_ids", "eos"),
-        ("stop_token_ids", None),
         ("stop_token_ids", [1, -1]),
         ("stop_token_ids", [1.0]),
         ("stop_token_ids", [True]),
@@ -169,3 +168,12 @@ def test_unknown_fields_are_errors(field: str) -> None:
     """Guards against an option that is not built being swallowed."""
     with pytest.raises(TypeError, match=field):
         SamplingParams(**{field: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "field", ["stop", "stop_token_ids", "bad_words", "logits_processors", "logit_bias"]
+)
+def test_none_is_none_of_them(field: str) -> None:
+    """Guards against a refusal of what an API server passes on for a field that nobody set."""
+    assert getattr(SamplingParams(**{field: None}), field) == ()
+    assert SamplingParams(**{field: None}) == SamplingParams()

@@ -19,7 +19,10 @@ VOCAB = 70
 
 def request(*prompt: int, eos: tuple[int, ...] = (5,), **fields: Any) -> Request:
     params = SamplingParams(max_tokens=20, **fields)
-    return Request("a", prompt or (1,), params, max_model_len=99, eos_token_ids=eos, seed=77)
+    found = Request("a", prompt or (1,), params, max_model_len=99, eos_token_ids=eos)
+    if params.seed is None:
+        found.seed = 77  # as the engine does
+    return found
 
 
 def unpacked(mask: np.ndarray[Any, Any]) -> set[int]:
