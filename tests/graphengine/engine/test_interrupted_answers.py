@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -54,6 +59,72 @@ def test_any_line_may_be_the_last(seed: int, checkpoints: Checkpoints) -> None:
         assert run(harness, f"{turn}-") == expected
     assert len(interrupts.places) > 5
     assert harness.engine.stats().num_preemptions > 0
+
+
+def at_line(number: int, names: set[str], action: Callable[[], object]) -> bool:
+    """Run it with Ctrl-C before the `number`-th line of these functions; whether that came."""
+    left = [number]
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_name not in names:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+LINES = {"emit", "_let_go", "_drop", "next_output", "<dictcomp>", "<genexpr>", "abort", "close"}
+BOTH = SamplingParams(max_tokens=1, n=2, temperature=1.0, seed=5)
+
+
+@pytest.mark.parametrize("action", ["step", "abort"])
+def test_answers_that_end_together(action: str, checkpoints: Checkpoints) -> None:
+    """Ctrl-C at each line of what ends them, and an engine that can do nothing any more."""
+    engine = SETUP.start(checkpoints.get())
+    number, fired = 0, True
+    while fired:
+        number += 1
+        name = f"y{number}"
+        engine.add_request(name, PROMPTS["c"], BOTH)
+        engine.add_request("mate", PROMPTS["c"], SamplingParams(max_tokens=2))
+        arguments = () if action == "step" else (name,)
+        fired = at_line(number, LINES, partial(getattr(engine, action), *arguments))
+        outputs = {}
+        while engine.has_unfinished_requests():
+            outputs.update({output.request_id: output for output in engine.step()})
+        if fired:
+            last = outputs[name]
+            assert last.finished
+            for one in last.outputs:
+                assert (one.finish_reason, len(one.token_ids)) in {("length", 1), ("abort", 0)}
+        assert outputs["mate"].finished
+        assert engine.kv.stats().num_used == 0
+        assert not engine.delivery.streams
+    assert number > 15
+
+
+def test_a_close_that_breaks_off(checkpoints: Checkpoints) -> None:
+    """An engine that can be closed neither now nor later."""
+    number, fired = 0, True
+    while fired:
+        number += 3
+        engine = replace(SETUP, lazy=True, numerics="fast").start(checkpoints.get())
+        engine.add_request("y", PROMPTS["c"], BOTH)
+        fired = at_line(number, LINES, engine.close)
+        engine.close()
+    assert number > 15
 
 
 @pytest.mark.parametrize("when", [1, 2, 3])
