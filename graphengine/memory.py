@@ -18,6 +18,7 @@ from graphengine.attention.cpu import SCRATCH_FLOATS
 from graphengine.captured_step import make_buffers
 from graphengine.kv.cache import block_bytes
 from graphengine.models.decoder import DecoderWeights
+from graphengine.prompt_logprobs import PromptLogprobs
 from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig
 from graphengine.sampling.state import SamplerState
@@ -29,7 +30,7 @@ class MemoryPlan:
 
     weights: int
     buffers: int  # static buffers, which all cells share
-    scratch: int  # attention's partials, rotation tables, rows of requests
+    scratch: int  # attention's partials, rotation tables, rows of requests, logits of prompts
     kv: int
 
     @property
@@ -56,7 +57,7 @@ def plan_memory(resolved: ResolvedConfig) -> MemoryPlan:
     return MemoryPlan(
         weights=DecoderWeights.allocate(model, resolved.dtype, meta).num_bytes,
         buffers=make_buffers(model, sizes, meta).num_bytes,
-        scratch=SCRATCH_FLOATS * 4 + rotation + rows,
+        scratch=SCRATCH_FLOATS * 4 + rotation + rows + PromptLogprobs.num_bytes(model.vocab_size),
         kv=resolved.num_blocks * block_bytes(model, resolved.dtype, sizes.block_size),
     )
 

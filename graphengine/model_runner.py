@@ -103,8 +103,7 @@ class ModelRunner:
         )
         rows = self.sizes.num_state_rows
         self._packed = self.buffers.whole("packed").view(rows, -1).numpy()
-        logits = self.buffers.whole("logits").view(-1, resolved.model.vocab_size)
-        self._prompt_logprobs = PromptLogprobs(self.decoder, logits)
+        self._prompt_logprobs = PromptLogprobs(self.decoder)
 
     @property
     def row_counts(self) -> list[int]:

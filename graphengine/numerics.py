@@ -26,7 +26,7 @@ from graphengine.models import native_ops, torch_ops
 from graphengine.models.decoder import Decoder
 from graphengine.probe import Problem, VerifierShape, problems
 from graphengine.sampling import cpu as sampling_cpu
-from graphengine.sampling import settings, state
+from graphengine.sampling import masks, settings, state
 from graphengine.sampling import verifier as verifier_torch
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ PROBED = (
     torch_ops,
     attention_cpu,
     sampling_cpu,
+    masks,
     settings,
     state,
     verifier_torch,

@@ -9,6 +9,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
@@ -18,19 +19,25 @@ from graphengine.sampling.logprobs import read_logprobs
 from graphengine.sampling.params import MAX_LOGPROBS
 from graphengine.scheduler import PrefillChunk
 
+ROWS: Final = 32  # whose logits are computed at a time
+
 
 class PromptLogprobs:
     """See the module docstring.
 
     Args:
         decoder: whose logits they are.
-        logits: [num_rows, vocab] fp32, overwritten; as many rows are computed at a time.
     """
 
-    def __init__(self, decoder: Decoder, logits: torch.Tensor) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._logits = logits
+        self._logits = torch.empty(ROWS, decoder.config.vocab_size)
         self._logprobs = NativeLogprobs()
+
+    @staticmethod
+    def num_bytes(vocab_size: int) -> int:
+        """Bytes of the logits that it keeps room for."""
+        return ROWS * vocab_size * 4
 
     def collect(self, buffers: ForwardBuffers, chunks: Sequence[PrefillChunk]) -> None:
         """Give each request what its chunk tells.

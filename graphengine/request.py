@@ -136,9 +136,7 @@ class Request:
         cache_salt: str | None = None,
         choice: int = 0,
     ) -> None:
-        prompt = _checked_ids(request_id, prompt_token_ids)
-        if not prompt:
-            raise ValueError(f"request {request_id!r}: the prompt is empty; give at least 1 token")
+        prompt = _checked_prompt(request_id, prompt_token_ids)
         self.asked_id = request_id
         self.request_id = answer_id(request_id, choice)
         self.choice = choice
@@ -257,7 +255,7 @@ def _checked_salt(request_id: str, cache_salt: str | None) -> str | None:
     return cache_salt
 
 
-def _checked_ids(request_id: str, token_ids: Iterable[object]) -> tuple[int, ...]:
+def _checked_prompt(request_id: str, token_ids: Iterable[object]) -> tuple[int, ...]:
     """The ids as Python integers; anything that is not an integer >= 0 is refused by index."""
     checked = []
     for index, token in enumerate(token_ids):
@@ -269,4 +267,6 @@ def _checked_ids(request_id: str, token_ids: Iterable[object]) -> tuple[int, ...
                 f"ids are integers >= 0"
             )
         checked.append(value)
+    if not checked:
+        raise ValueError(f"request {request_id!r}: the prompt is empty; give at least 1 token")
     return tuple(checked)

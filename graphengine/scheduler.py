@@ -291,6 +291,8 @@ class Scheduler:
         pending = sum(request.num_prefill_tokens for request in self.running)
         while self.waiting and self._free_rows:
             request = self.waiting[0]
+            if self._waits_for_prompt(request):
+                return
             prefix = self.kv.find_prefix(request)
             prefill = request.num_prefill_tokens - len(prefix) * self.kv.block_size
             room = self.config.max_num_batched_tokens - num_decodes - pending
@@ -303,6 +305,12 @@ class Scheduler:
             self._start(request)
             pending += request.num_prefill_tokens
             num_decodes += request.is_decode_ready
+
+    def _waits_for_prompt(self, request: Request) -> bool:
+        """Another answer to its prompt is about to cache what it would compute once more."""
+        first = self._requests.get(request.asked_id) if request.choice else None
+        shares = self.kv.prefix_cache and request.num_prefill_tokens >= self.kv.block_size
+        return bool(shares and first is not None and first.status is RequestStatus.PREFILL)
 
     def _has_blocks_for(self, request: Request, prefix: Sequence[int]) -> bool:
         """Whether the newcomer fits beside what the running requests will need soon.

@@ -142,9 +142,14 @@ class Draft:
                 lambda row: f"a draft has probability {drawn[row].tolist()} of being drawn",
             )
             sums = self.probs.numpy().sum(axis=2, dtype=np.float64)
+            least = self.probs.numpy().min(axis=2)
+            is_law = (np.abs(sums - 1) < SUM_TOLERANCE) & (least >= 0)
             _fail_on_first_row(
-                (live & ~(np.abs(sums - 1) < SUM_TOLERANCE)).any(axis=1),
-                lambda row: f"probabilities that sum to {sums[row].tolist()}",
+                (live & ~is_law).any(axis=1),
+                lambda row: (
+                    f"probabilities that sum to {sums[row].tolist()}, the least of them "
+                    f"{least[row].tolist()}"
+                ),
             )
         _fail_on_first_row(
             (~live & (self.token_ids != NO_TOKEN)).any(axis=1),

@@ -167,7 +167,7 @@ def make_plan(model: str, wanted: CheckOptions, sampling: SamplingOptions) -> Pl
     is_greedy = sampling.params(model, wanted.max_tokens, 1).temperature == 0
     compares_laws = wanted.verification == "rejection" and not is_greedy
     samples, max_tokens = _LAW if compares_laws else _EXACT
-    params = sampling.params(model, wanted.max_tokens, max_tokens)
+    params = sampling.params(model, wanted.max_tokens or max_tokens, max_tokens)
     if is_greedy and (wanted.samples or 1) > 1:
         raise ValueError(
             f"--samples {wanted.samples}: greedy answers to a prompt are all the same; leave it "

@@ -92,6 +92,7 @@ class Case:
             num_reqs=reqs if draw.random() < 0.6 else None,
             lazy=draw.random() < 0.3,
             logits_processors=draw.random() < 0.25,
+            verification=draw.choice(("exact", "exact", "exact", "rejection")),
         )
         return replace(setup, **self.kinds)
 

@@ -105,7 +105,12 @@ def attempt(harness: Harness, action: Any) -> None:
 
 def compare(case: Case, harness: Harness) -> None:
     """Tokens, reasons and logits of every request are those of the truth."""
-    for request_id in harness.outputs:
+    is_exact = case.setup.verification == "exact"
+    for request_id, request in harness.requests.items():
+        if request.choice or request_id not in harness.outputs:
+            continue
+        if request.params.temperature and not is_exact:
+            continue  # of these only the distribution is promised
         got, truth = harness.outputs[request_id], case.truth.outputs[request_id]
         for mine, theirs in zip(got.outputs, truth.outputs, strict=True):
             expected = theirs.token_ids
@@ -116,11 +121,11 @@ def compare(case: Case, harness: Harness) -> None:
                 assert mine.logprobs == theirs.logprobs, request_id
                 assert got.prompt_logprobs == truth.prompt_logprobs
             assert mine.token_ids == expected, (request_id, mine.index)
-    for place, processed in harness.processed.items():
+    for place, processed in harness.processed.items() if is_exact else ():
         if place in case.truth.processed:
             same = processed.tobytes() == case.truth.processed[place].tobytes()
             assert same, f"processed logits of {place} differ"
-    for place, logits in harness.logits.items():
+    for place, logits in harness.logits.items() if is_exact else ():
         same = logits.tobytes() == case.truth.logits[place].tobytes()
         assert same, f"logits of {place} differ"
 

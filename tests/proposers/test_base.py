@@ -102,6 +102,7 @@ def test_inputs_must_agree_on_the_number_of_rows() -> None:
     [
         ({3: 0.5}, "draft row 0: probabilities that sum to .0.5"),
         ({3: 0.9, 4: 0.9}, "draft row 0: probabilities that sum to .1.7"),
+        ({3: 1.5, 4: -0.5}, r"sum to .1.0, .*, the least of them .-0.5"),
         ({3: float("nan")}, "draft row 0: a draft has probability .nan"),
         ({4: 1.0}, "draft row 0: a draft has probability .0.0"),
     ],

@@ -99,6 +99,24 @@ def test_generate_gives_every_answer(checkpoints: Checkpoints) -> None:
     assert outputs[0].prompt_token_ids == PROMPT
 
 
+@pytest.mark.parametrize("budget", [None, 10])
+def test_a_prompt_is_prefilled_once(checkpoints: Checkpoints, budget: int | None) -> None:
+    """A prompt computed once for each of its answers, or answers that wait for ever."""
+    prompt = list(range(30))
+    engine = Setup(max_num_seqs=5, budget=budget).start(checkpoints.get())
+    engine.add_request("a", prompt, params(4))
+    engine.add_request("b", [9], params(2))
+    last = {output.request_id: output for output in run(engine)}
+    assert engine.stats().num_prefill_tokens == 29 + 3 * 1  # 28 of 29 are in full blocks
+    assert last["a"].metrics.num_cached_tokens == 3 * 28
+    alone = Setup(prefix=False).start(checkpoints.get())
+    alone.add_request("a", prompt, params(4))
+    streams = [one.token_ids for one in run(alone)[-1].outputs]
+    assert streams == [one.token_ids for one in last["a"].outputs]
+    for one in (engine, alone):
+        one.close()
+
+
 def test_greedy_choices_are_refused() -> None:
     """Four equal answers for the price of four."""
     with pytest.raises(ValueError, match=r"SamplingParams\.n=4: expected 1 where temperature is 0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from dataclasses import replace
 from pathlib import Path
@@ -125,3 +126,15 @@ def test_engines_of_two_dtypes_share_a_cache(
         logits, cached = answers(checkpoints, replace(setup, dtype=dtype))
         assert cached == seen
         assert logits == expected[dtype]
+
+
+def test_modules_that_the_pieces_import_are_in_the_key() -> None:
+    """A module that is split, and one half of which is forgotten."""
+    probed = {module.__name__ for module in numerics.PROBED}
+    home = "graphengine.sampling."
+    for module in numerics.PROBED:
+        tree = ast.parse(inspect.getsource(module))
+        found = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        needed = {name for name in found if name.startswith(home)}
+        # What a user may ask for; its numbers reach the pieces through sizes that are in the key.
+        assert needed - {home + "params"} <= probed, module.__name__

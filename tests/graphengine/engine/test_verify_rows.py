@@ -65,6 +65,7 @@ def rows(draw: Any) -> Row:
         min_p=draw(st.sampled_from([0.0, 0.2])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.3])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.5])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, -0.5])),
         logit_bias=draw(st.dictionaries(IDS, st.sampled_from([-2.0, 3.0]), max_size=2)),
         allowed_token_ids=None if allowed is None else tuple(sorted({*allowed, 0})),
         stop_token_ids=draw(st.lists(st.integers(3, 5), max_size=1)),
@@ -92,7 +93,9 @@ def made_buffers(checkpoint: Path, sizes: RunnerSizes) -> StaticBuffers:
 
 
 def request_of(row: Row, index: int) -> Request:
-    request = Request(str(index), row.prompt, row.params, max_model_len=64, eos_token_ids=(EOS,))
+    request = Request(
+        str(index), row.prompt, row.params, max_model_len=64, eos_token_ids=(EOS,), choice=index
+    )
     request.row, request.admission = MAX_NUM_SEQS - 1 - index, index
     return request
 
@@ -139,15 +142,17 @@ def emitted(
     return [(row[2 : 2 + row[0]], row[1]) for row in packed]
 
 
-def expected(row: Row, q: Probs | None, *, rejection: bool) -> tuple[list[int], int]:
+def expected(row: Row, index: int, q: Probs | None, *, rejection: bool) -> tuple[list[int], int]:
     """By plain loops."""
     params = row.params
     stops = {*params.stop_token_ids, EOS}
-    fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty")
+    fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    fields += ("frequency_penalty", "presence_penalty")
     plain = RowSettings(
         **{name: getattr(params, name) for name in fields},
         logit_bias=dict(params.bias),
         seed=params.seed or 0,
+        choice=index,
     )
     targets = []
     for offset in range(len(row.drafts) + 1):
@@ -191,4 +196,4 @@ def test_a_block_is_what_plain_loops_make_of_it(
     got = emitted(batch, probs, sizes, buffers)
     for index, row in enumerate(batch):
         q_row = None if probs is None else probs[index]
-        assert got[index] == expected(row, q_row, rejection=sizes.rejection)
+        assert got[index] == expected(row, index, q_row, rejection=sizes.rejection)
