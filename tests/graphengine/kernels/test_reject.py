@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from graphengine.bench.distributions import chi_square_p
 from graphengine.sampling import noise
 from graphengine.sampling.reference import RowSettings, reject
 from graphengine.sampling.settings import DTYPE
 from tests.graphengine.kernels.calls import Kernels, threads
-from tests.graphengine.sampling.statistics import chi_square_p
 
 VOCAB = 8
 Probs = npt.NDArray[np.float32]

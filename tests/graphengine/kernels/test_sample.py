@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from graphengine.bench.distributions import chi_square_p
 from graphengine.sampling import noise
 from graphengine.sampling.reference import RowSettings, process, sample
 from graphengine.sampling.settings import DTYPE, MASK, PENALTIES
 from tests.graphengine.kernels.calls import Kernels, empty, threads
-from tests.graphengine.sampling.statistics import chi_square_p
 
 VOCAB = 8
 MAX_BIAS = 3
