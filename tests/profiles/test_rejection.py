@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from graphengine.config import EngineConfig
+from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
 from profiles import rejection
 from profiles.rejection import CELLS
+from profiles.rejection_drafts import speculation
 from profiles.target_law import Table, Target, count_stream, make_tables, run_tests
 from profiles.tiny_model import VOCAB_SIZE, write_checkpoint
 
@@ -87,6 +90,22 @@ def test_cells_are_drawn_from_seeds_of_their_own() -> None:
         assert [cell.temperature for cell in tiny] == [0.5, 1.0, 1.7]
     assert sum(cell.biased for cell in CELLS) == 2
     assert any(cell.model == rejection.SMOLLM2 for cell in CELLS)
+
+
+def test_a_seed_repeats_its_streams_where_the_same_drafts_come(tmp_path: Path) -> None:
+    """Guards the page's word on seeds: batch mates change no stream, fewer drafts a step may."""
+    model, cell = write_checkpoint(tmp_path), CELLS[RELATED - 1]
+    target = Target(model, max_model_len=64)
+    speculative = speculation(cell.drafts, target, cell.params())
+    streams = []
+    for max_num_seqs, draft_limit in ((16, 3), (5, 3), (16, 1)):
+        config = EngineConfig(max_model_len=64, max_num_seqs=max_num_seqs, speculative=speculative)
+        engine = Engine(model, config)
+        engine.draft_limit = draft_limit
+        streams.append(rejection.serve(engine, cell, RELATED, rejection.PROMPTS, range(64)))
+        engine.close()
+    target.close()
+    assert streams[0] == streams[1] != streams[2]
 
 
 def test_tables_hold_the_law_of_likely_beginnings(tmp_path: Path) -> None:
