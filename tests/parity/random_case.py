@@ -148,12 +148,15 @@ class Case:
 
     def proposer(self) -> HostileProposer:
         draw, vocab_size = self.draw, self.checkpoint[1]
+        is_exact = self.setup.verification == "exact"
         records: Records = {
             answer_id(wish.request_id, choice): [*wish.prompt, *stream]
             for wish in self.wishes
             for choice, stream in enumerate(self.truth.streams(wish.request_id))
+            if is_exact or not wish.params.temperature  # what is drawn anew leaves any recording
         }
-        name, share = draw.choice(PROPOSERS), draw.choice((0.0, 0.0, 0.1, 0.3))
+        names = PROPOSERS if is_exact else ("ngram", "junk", "ragged", "empty")
+        name, share = draw.choice(names), draw.choice((0.0, 0.0, 0.1, 0.3))
         inner: Proposer
         if name == "ngram":
             low = draw.randint(1, 4)
