@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from graphengine.models.tokenizer import Tokenizer
+from graphengine.models.tokenizer import Tokenizer, check_unicode
 from graphengine.request import Request
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import ResolvedConfig
@@ -77,6 +77,7 @@ def _bad_words(
         )
     spellings: dict[tuple[int, ...], None] = {}
     for word in params.bad_words:
+        check_unicode(f"request {request_id!r}: bad_words={word!r}", word)
         for text in (word, f" {word.lstrip()}"):
             ids = tokenizer.encode_plain(text) if tokenizer is not None else []
             if ids:

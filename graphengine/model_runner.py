@@ -149,7 +149,7 @@ class ModelRunner:
             int32 [num_reqs, k_max + 3], a view of the output buffer, valid until the next step:
             number of emitted tokens, how many of them were drafts, then their ids, -1 beyond.
         """
-        probs = None if draft_probs is None else draft_probs.numpy()
+        probs = None if draft_probs is None else draft_probs.detach().numpy()
         batch = step_batch.DecodeBatch(requests, draft_token_ids, num_draft_tokens, probs)
         tier = tier_of(requests)
         if tier == CUSTOM:

@@ -134,7 +134,16 @@ class OutputStream:
 
     def num_to_stop(self, token_ids: Sequence[int]) -> int | None:
         """How many of the next tokens complete a stop string; None where they do not."""
-        return self._read(token_ids).num_to_stop if self.request.params.stop else None
+        request = self.request
+        if not request.params.stop:
+            return None
+        read = self._read(token_ids)
+        count = request.num_prompt_tokens + self.progress.num_tokens + len(token_ids)
+        if read.num_to_stop is None and read.detokenizer is not None and count == request.limit:
+            # The last of them: what is still held back comes out, and may complete one.
+            rest = read.held + read.detokenizer.flush()
+            return None if self._end_at_stop(rest, len(read.held)) is None else len(token_ids)
+        return read.num_to_stop
 
     def _read(self, token_ids: Sequence[int]) -> _Read:
         """Decode what comes next, token by token, up to the end of a stop string."""

@@ -136,13 +136,14 @@ class Draft:
         )
         if self.probs is not None:
             ids = np.maximum(self.token_ids, 0)[:, :, None]
-            drawn = np.take_along_axis(self.probs.numpy(), ids, axis=2)[:, :, 0]
+            probs = self.probs.detach().numpy()
+            drawn = np.take_along_axis(probs, ids, axis=2)[:, :, 0]
             _fail_on_first_row(
                 (live & ~(drawn > 0)).any(axis=1),
                 lambda row: f"a draft has probability {drawn[row].tolist()} of being drawn",
             )
-            sums = self.probs.numpy().sum(axis=2, dtype=np.float64)
-            least = self.probs.numpy().min(axis=2)
+            sums = probs.sum(axis=2, dtype=np.float64)
+            least = probs.min(axis=2)
             is_law = (np.abs(sums - 1) < SUM_TOLERANCE) & (least >= 0)
             _fail_on_first_row(
                 (live & ~is_law).any(axis=1),

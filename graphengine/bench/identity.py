@@ -88,7 +88,9 @@ class IdentityCheck:
         if not sum(twin.on.num_draft_tokens for twin in self.twins):
             return nothing_drafted("at all")
         num_tokens = sum(len(twin.on.token_ids) for twin in self.twins)
-        return Verdict(True, f"identical: {len(self.twins)} streams, {num_tokens} tokens")
+        accepted = any(twin.on.num_accepted_tokens for twin in self.twins)
+        but = "" if accepted else "; no draft was accepted, so that accepting was not tried"
+        return Verdict(True, f"identical: {len(self.twins)} streams, {num_tokens} tokens{but}")
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from graphengine.bench.distributions import holm, num_categories, total_variation, two_sample_p
@@ -19,7 +20,7 @@ from graphengine.engine import Engine
 
 LEVEL = 0.05
 ON_SEEDS = 1 << 32  # from a side's first seed to the other's
-NUM_POSITIONS = 4  # of an answer, each tested by itself; the first two together as well
+NUM_POSITIONS = 8  # of an answer, each tested by itself and together with the one before it
 ENDED = -1  # the token of an answer that is over
 
 
@@ -121,7 +122,11 @@ class LawCheck:
                 "--samples, or another --temperature or --top-k",
             )
         smallest = min(place.p_adjusted for place in self.tested)
-        tests = f"smallest p after Holm {smallest:.2g}, {len(self.tested)} tests"
+        last = max(place.positions[-1] for place in self.tested)
+        tests = (
+            f"smallest p after Holm {smallest:.2g}, {len(self.tested)} tests of tokens 0 to {last} "
+            "and of neighbours"
+        )
         if self.different:
             return Verdict(
                 False,
@@ -161,8 +166,9 @@ def check_laws(
     for number, asked in {job.number: job.asked for job in off}.items():
         left, right = (side.of(number) for side in sides)
         longest = max(len(stream.token_ids) for stream in (*left, *right))
-        singles = [(position,) for position in range(min(NUM_POSITIONS, longest))]
-        for positions in [*singles, (0, 1)] if longest > 1 else singles:
+        last = range(min(NUM_POSITIONS, longest))
+        # A fault may leave each token's law as it was, and show only in what follows what.
+        for positions in [*((at,) for at in last), *pairwise(last)]:
             places.append(_place(number, asked.prompt_id, positions, left, right))
     return LawCheck(off=sides[0], on=sides[1], places=_adjusted(places))
 

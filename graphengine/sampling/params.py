@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -185,7 +185,15 @@ _RANGES: Final = (
 
 
 def _refusal(name: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"SamplingParams.{name}={value!r}: expected {allowed}")
+    return ValueError(f"SamplingParams.{name}={value!r:.200}: expected {allowed}")
+
+
+def listed(value: Any) -> list[Any] | None:
+    """What it gives when iterated; None where it cannot be, as an array of no dimension cannot."""
+    try:
+        return list(value)
+    except TypeError:
+        return None
 
 
 def _integer(name: str, value: Any, minimum: int, maximum: int | None = None) -> int:
@@ -215,28 +223,23 @@ def _number(name: str, value: Any, lowest: float, highest: float, allowed: str) 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    ids = None if isinstance(value, str | bytes) else listed(value)
+    if ids is None:
         raise _refusal(name, value, "a list or tuple of token ids >= 0")
-    return tuple(_integer(name, item, 0) for item in value)
+    return tuple(_integer(name, item, 0) for item in ids)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else () if value is None else value
-    allowed = "a text or a list of texts, none of them empty"
-    if not isinstance(strings, Iterable):
-        raise _refusal(name, value, allowed)
-    kept = tuple(strings)
-    if not all(isinstance(item, str) and item for item in kept):
-        raise _refusal(name, value, allowed)
-    return kept
+    strings = [value] if isinstance(value, str) else [] if value is None else listed(value)
+    if strings is None or not all(isinstance(item, str) and item for item in strings):
+        raise _refusal(name, value, "a text or a list of texts, none of them empty")
+    return tuple(strings)
 
 
 def _processors(value: Any) -> tuple[LogitsProcessor, ...]:
-    functions = (value,) if callable(value) else () if value is None else value
-    if isinstance(functions, Iterable):
-        kept = tuple(functions)
-        if all(callable(one) and takes(one, 3) for one in kept):
-            return kept
+    kept = [value] if callable(value) else [] if value is None else listed(value)
+    if kept is not None and all(callable(one) and takes(one, 3) for one in kept):
+        return tuple(kept)
     allowed = "a function of (prompt, output, logits), or a list of them"
     raise _refusal("logits_processors", value, allowed)
 
@@ -245,9 +248,9 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """Pairs of a mapping (or of pairs, as they are stored), by ascending id."""
     if value is None:
         return ()
-    pairs = value.items() if isinstance(value, Mapping) else value
+    pairs = listed(value.items() if isinstance(value, Mapping) else value)
     allowed = "a mapping of token ids to numbers from -100 to 100"
-    if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes):
+    if pairs is None or isinstance(value, str | bytes):
         raise _refusal("logit_bias", value, allowed)
     bias: dict[int, float] = {}
     for pair in pairs:

@@ -1,14 +1,15 @@
 """Row hooks: a request's bad words and its own functions, asked for every row of its block.
 
 Runs on the host. Masks depend on the tokens before a row alone and are made before replay, in the
-step's bit mask; logits processors run between two graphs. Row j comes after j drafts, and behind a
-draft that cannot be accepted, or that ends the request, nobody is asked. Both functions say how
-many rows of the block may be emitted.
+step's bit mask; logits processors run between two graphs. Row j comes after j drafts. Behind a
+draft that may not come, or that ends the request, nobody is asked and no row is emitted, not even
+where a row that has nothing left falls back to just that token. Both functions say how many rows of
+the block may be emitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import torch
 from graphengine.request import Request
 from graphengine.sampling.hooks import AllowedTokens, Guarded, run_logits_processors
 from graphengine.sampling.masks import MASK_BITS, Masks, mask_of
+from graphengine.sampling.params import listed
 
 Words = npt.NDArray[np.uint32]
 
@@ -44,9 +46,9 @@ def apply_prefix_masks(
         if guarded.failed:
             return row
         if row == len(drafts) or not _may_go_on(words[row], request, drafts[row]):
-            break
+            return row + 1
         output.append(drafts[row])
-    return len(drafts) + 1
+    raise AssertionError("the last row returns")
 
 
 def apply_logits_processors(
@@ -70,17 +72,18 @@ def apply_logits_processors(
     prompt, processors = list(request.prompt_token_ids), request.params.logits_processors
     for row in range(len(drafts) + 1):
         with Guarded(is_guess=row > 0, note=_note(request)) as guarded:
-            logits[row] = run_logits_processors(
+            changed = run_logits_processors(
                 torch.from_numpy(logits[row]), processors, prompt, output
             )
+            logits[row] = changed.detach().numpy()
         if guarded.failed:
             return row
         if row == len(drafts) or not _may_go_on(words[row], request, drafts[row]):
-            break
+            return row + 1
         if not logits[row, drafts[row]] > float("-inf"):
-            break
+            return row + 1
         output.append(drafts[row])
-    return len(drafts) + 1
+    raise AssertionError("the last row returns")
 
 
 def _note(request: Request) -> str:
@@ -108,19 +111,14 @@ def _forbid(mask: Masks, request: Request, output: Sequence[int], vocab_size: in
 def _ask(allowed: AllowedTokens, request: Request, output: Sequence[int], vocab_size: int) -> Masks:
     """The function's answer as a mask."""
     answer = allowed(list(request.prompt_token_ids), list(output))
-    found = answer if isinstance(answer, np.ndarray) else np.asarray(_listed(answer))
+    found = np.asarray(answer if hasattr(answer, "__array__") else listed(answer))
     is_ids = found.ndim == 1 and found.size > 0 and np.issubdtype(found.dtype, np.integer)
     if not is_ids or found.min() < 0 or found.max() >= vocab_size:
         raise ValueError(
-            f"allowed_tokens_fn gave {found.tolist()!r:.60}: expected token ids in "
-            f"[0, {vocab_size}), at least one"
+            f"allowed_tokens_fn gave {answer!r:.80}: expected token ids in [0, {vocab_size}), "
+            "at least one"
         )
     return mask_of(found, vocab_size)
-
-
-def _listed(answer: object) -> list[object]:
-    """As a list; what cannot be one stands for itself, to be refused by name."""
-    return list(answer) if isinstance(answer, Iterable) else [answer, None]
 
 
 def _may_go_on(words: Words, request: Request, draft: int) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,12 +60,13 @@ def test_a_correct_engine_passes(engine_of: Callable[[], Engine]) -> None:
     found = run(engine_of())
     assert found.verdict.holds, found.verdict
     assert found.verdict.text.startswith("no difference found (smallest p after Holm ")
-    assert [place.positions for place in found.places] == [(0,), (1,), (2,), (3,), (0, 1)] * 2
-    assert [place.prompt_id for place in found.places] == ["a"] * 5 + ["b"] * 5
+    singles, pairs = [(at,) for at in range(6)], [(at, at + 1) for at in range(5)]
+    assert [place.positions for place in found.places] == [*singles, *pairs] * 2
+    assert [place.prompt_id for place in found.places] == ["a"] * 11 + ["b"] * 11
     seeds = {job.params.seed for side in (found.off, found.on) for job in side.jobs}
     assert len(seeds) == 4 * NUM_SAMPLES
     streams = [stream.token_ids for stream in found.on.of(1)]
-    second, joint = found.places[6], found.places[9]
+    second, joint = found.places[12], found.places[17]
     for token, count in zip(second.tokens, second.on, strict=True):
         assert count == sum((ids[1:2] or [ENDED]) == list(token) for ids in streams)
     for tokens, count in zip(joint.tokens, joint.on, strict=True):
@@ -96,6 +98,25 @@ def test_a_skipped_residual_is_caught(
     assert found.verdict.text.startswith("different (smallest p after Holm ")
     assert any(place.positions == (0,) for place in found.different)
     assert all(place.p <= place.p_adjusted < LEVEL for place in found.different)
+
+
+def test_drafts_that_are_all_accepted_late_are_caught(engine_of: Callable[[], Engine]) -> None:
+    """A fault that leaves each token's own distribution as it was, or comes late in an answer."""
+    engine = engine_of()
+    real = engine.runner.verify
+
+    def verify(requests: Any, drafts: Any, lengths: Any, probs: Any = None) -> Any:
+        packed = real(requests, drafts, lengths, probs).copy()
+        for row, (request, length) in enumerate(zip(requests, lengths.tolist(), strict=True)):
+            count = min(length, request.limit - request.num_tokens)
+            if request.num_output_tokens >= 3 and count:
+                packed[row] = [count, count, *drafts[row, :count], *[-1] * (3 - count)]
+        return packed
+
+    engine.runner.verify = verify  # type: ignore[method-assign]
+    found = run(engine, params=replace(PARAMS, max_tokens=8, stop_token_ids=()))
+    assert not found.verdict.holds
+    assert min(place.positions[-1] for place in found.different) >= 3
 
 
 def test_what_shows_nothing_does_not_hold(

@@ -84,7 +84,7 @@ def test_distributions_are_compared(cli: Cli, checkpoint: Path, tmp_path: Path) 
     assert "no difference found (smallest p after Holm " in result.out.splitlines()[-1]
     data = json.loads(target.read_text())
     assert data["check"]["compared"] == "distributions"
-    assert [row["positions"] for row in data["tests"]] == [[0], [1], [2], [0, 1]]
+    assert [row["positions"] for row in data["tests"]] == [[0], [1], [2], [0, 1], [1, 2]]
     for row in data["tests"]:
         for side in ("off", "on"):
             assert sum(count[side] for count in row["counts"]) == 60
@@ -105,7 +105,10 @@ def test_a_difference_of_distributions_is_exit_code_1(
     )  # fmt: skip
     assert result.code == 1
     assert "prompt-1, token 0: p 3e-09 after Holm, total variation" in result.out
-    assert "different (smallest p after Holm 3e-09, 3 tests)" in result.err.splitlines()[-1]
+    assert (
+        "different (smallest p after Holm 3e-09, 3 tests of tokens 0 to 1 and"
+        in result.err.splitlines()[-1]
+    )
 
 
 def accepts_one_wrong_draft(seen: dict[str, int]) -> Callable[..., None]:

@@ -117,3 +117,15 @@ def test_text_that_was_held_comes_with_the_end(
 def test_what_is_no_stop_string_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"SamplingParams\.stop="):
         SamplingParams(stop=value)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_a_stop_string_that_the_last_bytes_make(k: int, checkpoints: Checkpoints) -> None:
+    """Text that is cut at a stop string, and a reason that says the limit was met."""
+    euro, letter = TOKENIZER.encode("\u20ac")[-3], LETTERS[0]
+    wanted = [letter, letter, letter, euro]
+    forced = SamplingParams(
+        max_tokens=4, stop=("\ufffd",), allowed_tokens_fn=lambda p, output: [wanted[len(output)]]
+    )
+    got = answer(Harness(replace(SETUP, k=k).start(checkpoints.get())), forced)
+    assert (got.token_ids, got.text, got.finish_reason) == (wanted, "aaa", "stop")
