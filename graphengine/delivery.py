@@ -55,7 +55,7 @@ class Delivery:
 
     def emit(self, requests: Iterable[Request]) -> None:
         """Make outputs of what was committed, and end what has reached its end."""
-        has_ended = False
+        ended = []
         for request in list(requests):
             stream, reason = self.streams[request.request_id], request.check_finished()
             if reason is not None and not request.is_finished:
@@ -66,17 +66,15 @@ class Delivery:
                 stream.progress = progress
             if request.is_finished:
                 self._gone.append(request.request_id)
-                has_ended = True
-        if has_ended:
-            self._let_go()
+                ended.append(stream)
+        for stream in ended:
+            self._let_go(stream)
 
-    def _let_go(self) -> None:
-        """Take out requests of which every answer has ended, all at once: Ctrl-C leaves no part."""
-        self.streams = {
-            name: stream
-            for name, stream in self.streams.items()
-            if not all(one.progress.ended for one in stream.answers)
-        }
+    def _let_go(self, stream: OutputStream) -> None:
+        """Forget a request once all its answers have ended; may break off, and be repeated."""
+        if all(one.progress.ended for one in stream.answers):
+            for one in stream.answers:
+                self.streams.pop(one.request.request_id, None)
 
     def start_over(self) -> None:
         """After an `emit` that broke off: every request is as new, and no output is made twice."""

@@ -137,8 +137,9 @@ class Engine:
         Raises:
             RuntimeError: the engine is closed.
 
-        What a proposer raises comes out of here too, as does Ctrl-C. Each request then stays as it
-        was, or has what the step verified, which the next step delivers.
+        What a proposer or a request's own function raises comes out of here too, as does Ctrl-C.
+        Each request then stays as it was, or has what the step verified, which the next step
+        delivers.
         """
         self._ready()
         with self._bookkeeping():
