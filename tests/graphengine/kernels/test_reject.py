@@ -83,7 +83,7 @@ def problems(draw: Any) -> tuple[torch.Tensor, list[int], Probs | None, int]:
 @given(problem=problems())
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_kernel_is_the_plain_rule(kernels: Kernels, problem: Any) -> None:
-    """Acceptance, residual and the fall-back to p, row by row; the last row is the sampler's."""
+    """Acceptance, residual, the fall-back to p, row by row (case 3); the last is the sampler's."""
     processed, drafts, probs, seed = problem
     got = run(kernels, processed, drafts, probs, seed=seed)
     want = [
@@ -144,7 +144,7 @@ def draw_stream(
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_what_comes_out_is_distributed_as_the_target_says(native: Kernels, name: str) -> None:
-    """Guards the theorem's conditions: the true q, fresh noise, strict acceptance."""
+    """Guards the theorem's conditions: the true q, fresh noise, strict acceptance (cases 3, 4)."""
     with threads(2):
         assert chi_square_p(draw_stream(native, DRAFTS[name], seed=2026), P) > 1e-3
 
