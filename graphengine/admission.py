@@ -76,7 +76,7 @@ def _bad_words(
             "tokenizer, hence no words; give logit_bias or allowed_tokens_fn"
         )
     spellings: dict[tuple[int, ...], None] = {}
-    for word in params.bad_words:
+    for word in params.bad_texts:
         check_unicode(f"request {request_id!r}: bad_words={word!r}", word)
         for text in (word, f" {word.lstrip()}"):
             ids = tokenizer.encode_plain(text) if tokenizer is not None else []
@@ -135,7 +135,7 @@ def _check_ids(request_id: str, what: str, ids: Sequence[int], vocab_size: int) 
 
 
 def _check_allowed(request: Request, vocab_size: int) -> None:
-    allowed = request.params.allowed_token_ids
+    allowed = request.params.allowed_ids
     _check_ids(request.request_id, "allowed token", allowed or (), vocab_size)
     if not request.params.min_tokens:
         return

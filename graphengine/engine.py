@@ -306,6 +306,9 @@ class Engine:
             sampling=[decode.request.sampling for decode in plan.decodes],
         )
         draft = self.proposer.propose(inputs)
+        assert isinstance(draft, Draft), (
+            f"proposer {self.proposer.name!r} gave {draft!r:.80}: expected a Draft"
+        )
         draft.validate(inputs, self.resolved.model.vocab_size)
         if not self.proposer.graph_safe:
             self.runner.manager.count_eager(f"proposer:{self.proposer.name}")

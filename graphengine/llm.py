@@ -13,6 +13,7 @@ from uuid import uuid4
 from capture.config import CaptureConfig
 from graphengine.config import CacheConfig, EngineConfig, Numerics, SpeculativeConfig
 from graphengine.engine import Engine
+from graphengine.models.tokenizer import Tokenizer
 from graphengine.outputs import EngineStats, RequestOutput
 from graphengine.sampling.params import SamplingParams
 from graphengine.startup import StartProgress
@@ -139,6 +140,11 @@ class LLM:
             self.engine.hand_back(others)  # first: discard also tells the proposer, which may fail
             self.engine.discard(done)
         return [output for output in done.values() if output is not None]
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Text to token ids and back (`encode_plain`, `decode`); None where there is none."""
+        return self.engine.tokenizer
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """What the checkpoint recommends for sampling, and nothing uses unless it is asked for.

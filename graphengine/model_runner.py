@@ -248,7 +248,7 @@ class ModelRunner:
 
 def tier_of(requests: Iterable[Request]) -> str:
     """The cheapest tier that has what every one of these needs."""
-    if any(request.params.logits_processors for request in requests):
+    if any(request.params.processors for request in requests):
         return CUSTOM
     if any(request.params.logprobs is not None for request in requests):
         return LOGPROBS

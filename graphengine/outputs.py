@@ -36,7 +36,14 @@ class AnswerLog:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompletionOutput:
-    """One answer, as it stood after a step; equal where text, tokens and reason are."""
+    """One answer, as it stood after a step; equal where text, tokens and reason are.
+
+    Attributes:
+        index: which of the n answers to the prompt.
+        finish_reason: `stop` (a stop id or string, or the model's own end), `length` (`max_tokens`
+            or the context limit), `abort`; None while it is running.
+        text, token_ids, token_origins, logprobs, cumulative_logprob: what there is of it, below.
+    """
 
     index: int
     finish_reason: FinishReason | None  # None while running
@@ -99,6 +106,13 @@ class RequestOutput:
     """The state of a request after a step; the last one has `finished` set.
 
     A step gives one for each answer that it adds to.
+
+    Attributes:
+        request_id: as it was given; `LLM.generate` makes one up.
+        outputs: the n answers.
+        finished: whether all of them have ended.
+        index, new_text, num_new_tokens: the answer that this output adds to, and what it adds.
+        metrics: counts and clock readings; prompt_token_ids, prompt_logprobs: below.
     """
 
     request_id: str

@@ -146,7 +146,7 @@ class Request:
         self.seed = params.seed or 0  # the engine draws one where there is none
         self.bad_words: Sequence[Sequence[int]] = ()  # as token ids; written by admission
         self.num_prompt_tokens = len(prompt)
-        self.stop_token_ids = frozenset(params.stop_token_ids) | (
+        self.stop_token_ids = frozenset(params.stop_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
         budget = max_model_len if params.max_tokens is None else len(prompt) + params.max_tokens

@@ -140,7 +140,7 @@ def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Te
     custom = views["custom_logits"].reshape(key.num_reqs, key.query_len, -1)
     masks = views["mask"].reshape(key.num_reqs, key.query_len, -1)
     for index, request in enumerate(batch.requests):
-        if request.params.logits_processors:
+        if request.params.processors:
             drafts = batch.drafts_of(index)
             count = apply_logits_processors(custom[index], masks[index], request, drafts)
             _end_after(views, index, count)

@@ -158,14 +158,14 @@ class OutputStream:
                 end = self._end_at_stop(text, before)
                 if end is not None:
                     return _Read(detokenizer, given + text[:end], "", count)
-            keep = len(text) - num_held(text, params.stop)
+            keep = len(text) - num_held(text, params.stop_texts)
             given, text = given + text[:keep], text[keep:]
         return _Read(detokenizer, given, text, None)
 
     def _end_at_stop(self, text: str, beyond: int) -> int | None:
         params = self.request.params
         include = params.include_stop_str_in_output
-        return end_at_stop(text, params.stop, include=include, beyond=beyond)
+        return end_at_stop(text, params.stop_texts, include=include, beyond=beyond)
 
     def has_counted(self, output: RequestOutput) -> bool:
         """False for an output of this stream that its progress does not include."""

@@ -256,6 +256,8 @@ def main() -> int:
         parser.error(f"--cells: there are 1 to {len(CELLS)}")
     check_target(args.out)
     report = open_report(args.out, args.tokens)
+    done = {row["number"] for row in report["cells"] if "tests" in row}
+    print(f"{len(done & {*chosen})} of {len(chosen)} cells are in {args.out.name} already")
     with tempfile.TemporaryDirectory() as folder:
         run_cells(report, chosen, args.out, Path(folder))
     summary = judge(report["cells"])

@@ -56,7 +56,7 @@ class ProposeInputs:
     num_draft_tokens: TokenArray
     # width of the draft that is to be returned
     k: int
-    # num_reqs entries; none where everything is greedy
+    # num_reqs entries from the engine; none only in inputs made by hand, where all is greedy
     sampling: Sequence[RequestSampling] = ()
 
     def __post_init__(self) -> None:

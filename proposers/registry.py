@@ -109,11 +109,20 @@ def find(name: str) -> ProposerSpec:
 def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Proposer:
     """Build the proposer registered as name with its own options.
 
-    Raises ValueError for a name that find() refuses, an option or value that is not allowed, and
-    what only the runtime can tell, e.g. an id outside the vocabulary.
+    Raises ValueError for a name that find() refuses, an option or value that is not allowed, what
+    only the runtime can tell, e.g. an id outside the vocabulary, and flags that its info has
+    otherwise.
     """
     spec = find(name)
-    return spec.factory(spec.info.resolve(options), runtime)
+    proposer = spec.factory(spec.info.resolve(options), runtime)
+    for flag in ("name", "graph_safe", "needs_hidden_states", "produces_probs"):
+        said, found = getattr(spec.info, flag), getattr(proposer, flag)
+        if said != found:
+            raise ValueError(
+                f"proposer {name!r}: {flag} is {found!r} in its class and {said!r} in its "
+                "ProposerInfo; the two must agree"
+            )
+    return proposer
 
 
 def infos(*, testing: bool = False) -> list[ProposerInfo]:

@@ -6,11 +6,12 @@ checks are `graphengine.bench`'s.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -54,7 +55,22 @@ class CheckOptions:
     ] = None
     k: Annotated[
         int | None,
-        typer.Option("--k", help="Most drafts a step. Default: that of --proposer.", metavar="K"),
+        typer.Option(
+            "--k", help="Most drafts a step. Default: that of --proposer.", metavar="K", min=1
+        ),
+    ] = None
+    draft_sampling: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-sampling",
+            help="greedy, coupled or probabilistic, for proposers that have a distribution.",
+        ),
+    ] = None
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", help="An option of the proposer; may be repeated.", metavar="NAME=VALUE"
+        ),
     ] = None
     verification: Annotated[
         str,
@@ -154,8 +170,26 @@ def check_config(config: EngineConfig, wanted: CheckOptions) -> EngineConfig:
     assert isinstance(speculative, SpeculativeConfig), "off has nothing to verify"
     if wanted.k is not None:
         speculative = replace(speculative, max_draft_tokens=wanted.k)
-    speculative = replace(speculative, verification=wanted.verification)
+    changes: dict[str, Any] = {"verification": wanted.verification}
+    if wanted.draft_sampling is not None:
+        changes["draft_sampling"] = wanted.draft_sampling
+    options = {**dict(speculative.options), **_options(wanted.option or ())}
+    speculative = replace(speculative, options=tuple(options.items()), **changes)
     return replace(config, speculative=speculative)
+
+
+def _options(given: Sequence[str]) -> dict[str, object]:
+    """`NAME=VALUE` each, the value as JSON where it is that, else as text."""
+    found: dict[str, object] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--option {text}: expected NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
 
 
 def make_plan(model: str, wanted: CheckOptions, sampling: SamplingOptions) -> Plan:
@@ -195,7 +229,7 @@ def _check(engine: Engine, plan: Plan) -> IdentityCheck | LawCheck:
         make_jobs(asked, plan.params, samples=plan.samples, first_seed=plan.first_seed + offset)
         for offset in (0, ON_SEEDS)
     )
-    with counting("answers, off and on", 2 * len(first)) as progress:
+    with counting("answers to draw, off and on", 2 * len(first)) as progress:
         if plan.compares_laws:
             return check_laws(engine, first, second, progress)
         return check_identity(engine, first, progress)

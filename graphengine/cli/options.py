@@ -51,7 +51,7 @@ class EngineOptions:
         _option(
             "Speculation",
             "--speculate",
-            "off, ngram, or ngram:K for at most K drafts a step. "
+            "off, NAME, or NAME:K for at most K drafts a step (`graphengine proposers`). "
             "Default: what GRAPHENGINE_SPECULATE says, else off.",
             "METHOD[:K]",
             alias="--proposer",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from graphengine.sampling.hooks import AllowedTokens, LogitsProcessor, takes
 
@@ -32,9 +32,10 @@ class SamplingParams:
     Args:
         max_tokens: largest number of tokens to emit, >= 1. The default, 16, is that of vLLM and of
             the OpenAI completions API. `None` means up to the context limit (`max_model_len`).
-        min_tokens: smallest number of tokens to emit before a stop id may come, >= 0: until then
-            stop ids, the model's own included, have no probability.
-        temperature: >= 0. 0 is greedy: the most likely token, ties to the lowest id.
+        min_tokens: smallest number of tokens to emit before a stop id may come, 0 to `max_tokens`:
+            until then stop ids, the model's own included, have no probability.
+        temperature: 0, or 2**-126 to 2**127. 0 is greedy: the likeliest token, ties to the lowest
+            id.
         top_k: only this many most likely tokens, and those equal to the last of them; 0 or -1: all.
         top_p: only the most likely tokens that together have this probability, in (0, 1]; equal
             ones by lowest id (Holtzman et al. 2019, nucleus sampling).
@@ -56,13 +57,13 @@ class SamplingParams:
             [vocab] fp32, which they may change, to logits of the same form. They come before all
             other processors, are run on the host between two graphs, and need an engine with
             `logits_processors=True`. For them holds what holds for `allowed_tokens_fn`.
-        seed: 0 to 2**64 - 1. The same seed gives the same tokens, whatever shares the batch. None:
-            the engine draws one.
+        seed: 0 to 2**64 - 1. The same seed gives the same tokens, whatever shares the batch (with
+            `verification="rejection"` only where the same drafts come). None: the engine draws one.
         n: answers to the prompt, 1 to 128; more than one needs a temperature. Each has noise of its
             own, and the first is the answer that n = 1 gives.
         stop_token_ids: ids that end the request, each >= 0; the stop token itself is emitted.
             Any iterable of integers is accepted and stored as a tuple. None, here and in the other
-            fields that hold several, is none.
+            fields that hold several, is none, and a single text or function is one of them.
         stop: strings, not empty, that end the request: at the token that completes one, once
             `min_tokens` are out. The text ends before it, the ids with that token.
         include_stop_str_in_output: the text ends behind the stop string.
@@ -87,15 +88,15 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = ()
+    allowed_token_ids: Iterable[int] | None = None
+    bad_words: str | Iterable[str] | None = ()
     allowed_tokens_fn: AllowedTokens | None = None
-    logits_processors: tuple[LogitsProcessor, ...] = ()
+    logits_processors: LogitsProcessor | Iterable[LogitsProcessor] | None = ()
     seed: int | None = None
     n: int = 1
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
+    stop_token_ids: Iterable[int] | None = ()
+    stop: str | Iterable[str] | None = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -145,9 +146,30 @@ class SamplingParams:
 
     @property
     def bias(self) -> tuple[tuple[int, float], ...]:
-        """`logit_bias` as it is stored: pairs, by ascending id."""
-        assert isinstance(self.logit_bias, tuple), "stored as pairs"
-        return self.logit_bias
+        """`logit_bias` as it is stored: pairs, by ascending id. So with the others below: the
+        fields take more than they keep.
+        """
+        return cast(tuple[tuple[int, float], ...], self.logit_bias)
+
+    @property
+    def allowed_ids(self) -> tuple[int, ...] | None:
+        return cast(tuple[int, ...] | None, self.allowed_token_ids)
+
+    @property
+    def bad_texts(self) -> tuple[str, ...]:
+        return cast(tuple[str, ...], self.bad_words)
+
+    @property
+    def processors(self) -> tuple[LogitsProcessor, ...]:
+        return cast(tuple[LogitsProcessor, ...], self.logits_processors)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return cast(tuple[int, ...], self.stop_token_ids)
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        return cast(tuple[str, ...], self.stop)
 
     @property
     def has_penalties(self) -> bool:
@@ -225,7 +247,7 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
         return ()
     ids = None if isinstance(value, str | bytes) else listed(value)
     if ids is None:
-        raise _refusal(name, value, "a list or tuple of token ids >= 0")
+        raise _refusal(name, value, "an iterable of token ids >= 0")
     return tuple(_integer(name, item, 0) for item in ids)
 
 

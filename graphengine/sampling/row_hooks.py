@@ -69,7 +69,7 @@ def apply_logits_processors(
             too.
     """
     words, output = masks.view(np.uint32), request.output_token_ids
-    prompt, processors = list(request.prompt_token_ids), request.params.logits_processors
+    prompt, processors = list(request.prompt_token_ids), request.params.processors
     for row in range(len(drafts) + 1):
         with Guarded(is_guess=row > 0, note=_note(request)) as guarded:
             changed = run_logits_processors(

@@ -68,7 +68,7 @@ class SamplerState:
             self.in_prompt[row, list(set(request.prompt_token_ids))] = 1
         if params.has_mask:
             entry["flags"] |= MASK
-            after = mask_of(params.allowed_token_ids, self.vocab_size)
+            after = mask_of(params.allowed_ids, self.vocab_size)
             self._masks[row] = after
             self._masks[row, 0] &= ~mask_of(request.stop_token_ids, self.vocab_size)
             self._min_tokens[row] = params.min_tokens

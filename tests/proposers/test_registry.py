@@ -128,3 +128,12 @@ def test_a_factory_gets_every_option(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert proposer.propose(make_inputs({"a": [9]}, k=4)).token_ids.tolist() == [[9, 9, 9, -1]]
     with pytest.raises(ValueError, match="times=0: expected an integer from 1 to 64"):
         registry.create("repeat-last", {"times": 0}, TinyRuntime())
+
+
+def test_flags_that_disagree_with_the_info_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards against a support matrix, and refusals, that contradict the class."""
+    monkeypatch.setattr(NgramProposer, "produces_probs", True)
+    with pytest.raises(ValueError, match="proposer 'ngram': produces_probs is True in its class"):
+        registry.create("ngram", {}, TinyRuntime())

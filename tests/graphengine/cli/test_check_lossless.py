@@ -177,3 +177,36 @@ def test_a_prompt_that_does_not_fit_is_named(cli: Cli, checkpoint: Path, tmp_pat
     result = cli("check-lossless", checkpoint, "--prompts", path, *SMALL)
     assert result.code == 2
     assert "graphengine: error: request 'long-one (0.0)'" in result.err.splitlines()[-1]
+
+
+def test_drafts_of_a_distribution(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    """Guards a check that can reach neither coupled drafts nor a residual of a real q."""
+    target = tmp_path / "out.json"
+    for sampling, verification in (("coupled", "exact"), ("probabilistic", "rejection")):
+        result = cli(
+            "check-lossless", checkpoint, "--prompt", PROMPT, "--proposer", "mock-drawn:2",
+            "--draft-sampling", sampling, "--verification", verification, "--temperature", 1,
+            "--top-k", 3, "--samples", 60, "--max-tokens", 3, "--json", target, *SMALL,
+        )  # fmt: skip
+        assert result.code == 0, result.err
+        data = json.loads(target.read_text())
+        assert data["engine"]["speculative"]["draft_sampling"] == sampling
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--option", "min_ngram_size"], "--option min_ngram_size: expected NAME=VALUE"),
+        (["--option", "size=3"], "no option 'size'; its options are: "),
+        (["--option", "min_ngram_size=x"], "min_ngram_size='x'"),
+        (["--draft-sampling", "coupled"], "'ngram', which has no distribution: greedy"),
+        (["--k", 0], "Invalid value for '--k'"),
+    ],
+)
+def test_flags_of_drafting_are_checked(
+    cli: Cli, checkpoint: Path, flags: list[Any], message: str
+) -> None:
+    """Guards a flag that is ignored, or an error that names Python and not the flag."""
+    result = cli("check-lossless", checkpoint, "--proposer", "ngram", *flags, *SMALL)
+    assert result.code == 2
+    assert message in " ".join(result.err.split())

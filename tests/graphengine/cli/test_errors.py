@@ -72,7 +72,7 @@ MISSING = "/nonexistent/path"
         (["check-lossless", "MODEL", "--proposer", "off"], "off: this command compares"),
         (["check-lossless", "MODEL", "--proposer", "nope"], "unknown proposer 'nope'"),
         (["check-lossless", "MODEL", "--k", "99"], "max_draft_tokens=99"),
-        (["check-lossless", "MODEL", "--k", "0"], "max_draft_tokens=0"),
+        (["check-lossless", "MODEL", "--k", "0"], "Invalid value for '--k'"),
         (["check-lossless", "MODEL", "--samples", "0"], "--samples"),
         (["check-lossless", "MODEL", "--samples", "2"], "greedy answers to a prompt are all"),
         (["check-lossless", "MODEL", "--temperature", "-1"], "temperature=-1"),
