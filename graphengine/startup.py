@@ -148,21 +148,7 @@ def start(
             device=resolved.device,
         )
         runner = ModelRunner(resolved, weights, caches, capture=config.capture, state=state)
-    if config.numerics == "invariant":
-        with times.phase("numerics"):
-            report = check_row_invariance(
-                runner.decoder,
-                runner.verifier_shape,
-                row_counts=runner.row_counts,
-                max_model_len=sizes.max_model_len,
-                compile_mode=config.capture.compile,
-            )
-            times.cached["numerics"] = report.cached
-    else:
-        logger.warning(
-            "numerics='fast': nothing shows that a row's logits depend on its request alone, so a "
-            "stream may change with what shares its steps, speculation included"
-        )
+    _check_numerics(runner, config, times)
     with times.phase("capture"):
         runner.capture(None if progress is None else lambda *done: progress("capture", *done))
         if runner.compiler.events:
@@ -191,6 +177,25 @@ def make_proposer(resolved: ResolvedConfig) -> Proposer | None:
         draft_sampling=speculative.draft_sampling,
     )
     return registry.create(speculative.method, dict(speculative.options), runtime)
+
+
+def _check_numerics(runner: ModelRunner, config: EngineConfig, times: StartTimes) -> None:
+    """Probe every piece of the step, or say that nobody has."""
+    if config.numerics == "fast":
+        logger.warning(
+            "numerics='fast': nothing shows that a row's logits depend on its request alone, so a "
+            "stream may change with what shares its steps, speculation included"
+        )
+        return
+    with times.phase("numerics"):
+        report = check_row_invariance(
+            runner.decoder,
+            runner.verifier_shape,
+            row_counts=runner.row_counts,
+            max_model_len=runner.sizes.max_model_len,
+            compile_mode=config.capture.compile,
+        )
+        times.cached["numerics"] = report.cached
 
 
 def _load(

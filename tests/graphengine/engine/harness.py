@@ -116,6 +116,15 @@ class Harness:
             self.step()
         raise AssertionError(f"still running after {MAX_STEPS} steps")
 
+    def drain_through_interrupts(self) -> None:
+        """As `drain`, going on after every Ctrl-C."""
+        while self.engine.has_unfinished_requests():
+            try:
+                self.step()
+            except KeyboardInterrupt:
+                self.num_interrupts += 1
+        self.check_drained()
+
     def run(self, jobs: Sequence[Job]) -> None:
         """Run a schedule to its end."""
         last = max(max(job.arrives, job.aborts or 0) for job in jobs)

@@ -91,12 +91,7 @@ def run(harness: Harness, each: dict[str, SamplingParams], prefix: str = "") -> 
     """Serve all prompts, going on after every Ctrl-C; whole streams."""
     for name, prompt in PROMPTS.items():
         harness.add(prefix + name, prompt, each[name])
-    while harness.engine.has_unfinished_requests():
-        try:
-            harness.step()
-        except KeyboardInterrupt:
-            harness.num_interrupts += 1
-    harness.check_drained()
+    harness.drain_through_interrupts()
     return {name: [*prompt, *harness.stream(prefix + name)] for name, prompt in PROMPTS.items()}
 
 

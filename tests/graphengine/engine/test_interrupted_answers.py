@@ -31,12 +31,7 @@ def run(harness: Harness, turn: str = "") -> dict[str, Any]:
     """Everything that the last outputs say."""
     for name, prompt in PROMPTS.items():
         harness.add(turn + name, prompt, PARAMS[name])
-    while harness.engine.has_unfinished_requests():
-        try:
-            harness.step()
-        except KeyboardInterrupt:
-            harness.num_interrupts += 1
-    harness.check_drained()
+    harness.drain_through_interrupts()
     return {
         name: (
             harness.outputs[turn + name].prompt_logprobs,
