@@ -40,6 +40,16 @@ class RequestSampling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CacheRows:
+    """Where the requests of a batch lie in the KV cache; for proposers with KV of their own."""
+
+    # int32 [num_reqs, max_blocks]; 0, the null block, where nothing is allocated
+    block_table: TokenArray
+    # int32 [num_reqs]: leading slots whose draft KV is valid
+    num_cached: TokenArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ProposeInputs:
     """What a proposer may look at for one step. The engine writes it, a proposer only reads it.
 
@@ -58,6 +68,8 @@ class ProposeInputs:
     k: int
     # num_reqs entries from the engine; none only in inputs made by hand, where all is greedy
     sampling: Sequence[RequestSampling] = ()
+    # None only in inputs made by hand
+    cache: CacheRows | None = None
 
     def __post_init__(self) -> None:
         num_reqs = len(self.request_ids)
@@ -87,6 +99,9 @@ class Draft:
     # float32 [num_reqs, k, vocab], on the host: the distribution that each draft was drawn from,
     # these very numbers, summing to 1; None: drafts are deterministic
     probs: torch.Tensor | None = None
+    # int32 [num_reqs]: leading slots whose draft KV is valid now, as long as the drafts in them are
+    # accepted; None: no KV was touched
+    num_cached: TokenArray | None = None
 
     @classmethod
     def empty(cls, num_reqs: int, k: int) -> Draft:
@@ -105,6 +120,16 @@ class Draft:
             draft.token_ids[index, : len(row)] = row
             draft.num_draft_tokens[index] = len(row)
         return draft
+
+    def rows(self, indices: Sequence[int]) -> Draft:
+        """The drafts of these requests alone."""
+        chosen = list(indices)
+        return Draft(
+            token_ids=self.token_ids[chosen],
+            num_draft_tokens=self.num_draft_tokens[chosen],
+            probs=None if self.probs is None else self.probs[chosen],
+            num_cached=None if self.num_cached is None else self.num_cached[chosen],
+        )
 
     def validate(self, inputs: ProposeInputs, vocab_size: int) -> None:
         """Raise AssertionError, naming the row, where this does not answer inputs as promised."""
@@ -272,7 +297,17 @@ class Proposer(Protocol):
         ...
 
 
-class HostProposer:
+class StatelessProposer:
+    """Base of proposers that keep nothing of a request between calls."""
+
+    def on_commit(self, commit: Commit) -> None:
+        """Nothing to follow: the verified history comes with every propose call."""
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing is kept between calls."""
+
+
+class HostProposer(StatelessProposer):
     """Base of proposers that run on the host: their flags, and what they have no need to do."""
 
     name: str
@@ -286,9 +321,3 @@ class HostProposer:
             f"proposer {self.name!r} runs on the host (graph_safe=False) and cannot be captured; "
             "run it eagerly beside the captured target"
         )
-
-    def on_commit(self, commit: Commit) -> None:
-        """Nothing to follow: the verified history comes with every propose call."""
-
-    def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept between calls."""
