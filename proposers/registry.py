@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import mock_drawn, mock_specs, ngram
+from proposers import mock_drawn, mock_specs, ngram, suffix
 from proposers.base import Proposer, Runtime
 from proposers.info import ProposerInfo, ProposerSpec
 
@@ -19,19 +19,13 @@ ENTRY_POINT_GROUP = "graphengine.proposers"
 
 _SPECS: tuple[ProposerSpec, ...] = (
     ngram.SPEC,
+    suffix.SPEC,
     *mock_specs.SPECS,
     mock_drawn.SPEC,
 )
 
 _PLANNED_REASON = "not built yet"
 _REFUSED: tuple[ProposerInfo, ...] = (
-    ProposerInfo(
-        name="suffix",
-        summary="frequency tree over a request's own and earlier outputs",
-        kind="host",
-        status="planned",
-        reason=_PLANNED_REASON,
-    ),
     ProposerInfo(
         name="draft_model",
         summary="a smaller model of the same vocabulary",

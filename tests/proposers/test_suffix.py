@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from proposers import registry
 from proposers.base import Commit
 from proposers.suffix import SuffixProposer
 from proposers.suffix_tree import SuffixTree
-from tests.proposers.helpers import make_inputs, make_stream
+from tests.proposers.helpers import TinyRuntime, make_inputs, make_stream
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -231,3 +232,45 @@ def test_row_without_allowance_costs_nothing() -> None:
     before = num_trees()
     proposer.propose(make_inputs({"a": make_stream(0)}, k=6, allowances=[0]))
     assert num_trees() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_match_length": 65}, "max_match_length=65: expected an integer from 1 to 64"),
+        ({"min_match_length": 4, "max_match_length": 3}, "min_match_length=4: .* from 1 to 3"),
+        ({"draft_factor": -0.5}, "draft_factor=-0.5: expected a number from 0 to 64"),
+        ({"draft_factor": float("nan")}, "draft_factor=nan"),
+        ({"min_probability": 1.01}, "min_probability=1.01: expected a number from 0 to 1"),
+        ({"min_probability": True}, "min_probability=True"),
+        (
+            {"shared_tree_tokens": -1},
+            "shared_tree_tokens=-1: expected an integer from 0 to 16777216",
+        ),
+        ({"max_tree_depth": 6}, "no option 'max_tree_depth'; its options are: max_match_length, "),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
+    """Guards against options that are clamped, or ignored, in silence (case 41)."""
+    with pytest.raises(ValueError, match=message):
+        registry.create("suffix", options, TinyRuntime())
+
+
+def test_options_reach_the_proposer() -> None:
+    """Guards against options that are accepted and dropped, and defaults that are two things."""
+    history = "xabcdwxabcdxxabcqxazzxa"
+    for options, draft in (
+        ({}, "bcdx"),
+        ({"min_probability": 0.5}, "bcd"),
+        ({"draft_factor": 1}, "bcd"),
+        ({"min_match_length": 3}, ""),
+        ({"max_match_length": 1}, "bcd"),
+    ):
+        built = registry.create("suffix", options, TinyRuntime())
+        assert isinstance(built, SuffixProposer)
+        assert drafted(built, history, k=4) == draft
+    for given, learnt in (({}, "cd"), ({"shared_tree_tokens": 0}, "")):
+        built = registry.create("suffix", given, TinyRuntime())
+        assert isinstance(built, SuffixProposer)
+        serve(built, "first", "zz", "abcd")
+        assert drafted(built, "xyab", k=2, request_id="second") == learnt
