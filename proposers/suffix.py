@@ -132,7 +132,11 @@ class SuffixProposer(HostProposer):
                 inputs.request_ids, inputs.token_ids, inputs.num_draft_tokens.tolist(), strict=True
             )
         ]
-        return Draft.from_rows([guess.token_ids for guess in guesses], inputs.k)
+        return Draft.from_rows(
+            [guess.token_ids for guess in guesses],
+            inputs.k,
+            match_lengths=[guess.match_length for guess in guesses],
+        )
 
     def _follow(self, request_id: str, token_ids: TokenArray) -> SuffixTree:
         """The request's tree, brought up to its history [num_tokens]."""

@@ -10,7 +10,7 @@ from proposers import registry
 from proposers.base import Commit
 from proposers.suffix import SuffixProposer
 from proposers.suffix_tree import SuffixTree
-from tests.proposers.helpers import TinyRuntime, make_inputs, make_stream
+from tests.proposers.helpers import VOCAB_SIZE, TinyRuntime, make_inputs, make_stream
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -133,6 +133,26 @@ def test_the_better_score_wins() -> None:
         proposer = SuffixProposer()
         serve(proposer, "first", "zz", learnt)
         assert drafted(proposer, history, request_id="second") == draft
+
+
+def test_match_lengths_are_those_of_the_tree_that_drafts() -> None:
+    """Guards against rows whose matches are mixed up, or counted where nothing was drafted."""
+    proposer = SuffixProposer(max_match_length=4)
+    serve(proposer, "first", "zz", "mnopqrst")
+    histories = {
+        "one": tokens("abcdefghya"),
+        "none": tokens("abcdefgh"),
+        "five, four looked up": tokens("abcdefghyabcde"),
+        "not asked": tokens("abab"),
+        "three, of another": tokens("abmno"),
+        "one, of another": tokens("abm"),
+    }
+    inputs = make_inputs(histories, k=4, allowances=[4, 4, 4, 0, 1, 4])
+    draft = proposer.propose(inputs)
+    draft.validate(inputs, VOCAB_SIZE)
+    assert draft.match_lengths is not None
+    assert draft.match_lengths.tolist() == [1, 0, 4, 0, 3, 0]
+    assert draft.num_draft_tokens.tolist() == [3, 0, 4, 0, 1, 0]
 
 
 def test_strings_do_not_go_across_two_outputs() -> None:
