@@ -2,7 +2,7 @@
 
 Owns one suffix tree for each request, over its prompt and output, and a shared one over outputs of
 requests that are gone, bounded in tokens. Of the two paths the one with the better score is
-drafted (Oliaro et al., arXiv 2411.04975, section 3). A draft is a function of the request's history
+drafted (Oliaro et al., arXiv 2411.04975). A draft is a function of the request's history
 and of the calls before it, and of nothing else. See docs/proposers/suffix.md.
 """
 
