@@ -164,8 +164,6 @@ class SuffixProposer(HostProposer):
 
     def on_commit(self, commit: Commit) -> None:
         """Keep the output of requests that are drafted for, for the shared tree."""
-        if not self._shared_tree_tokens:
-            return
         for request_id, token_ids in zip(commit.request_ids, commit.token_ids, strict=True):
             request = self._requests.get(request_id)
             if request is not None:
