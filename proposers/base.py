@@ -9,7 +9,7 @@ decides, so a proposer may guess as it likes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -102,6 +102,9 @@ class Draft:
     # int32 [num_reqs]: leading slots whose draft KV is valid now, as long as the drafts in them are
     # accepted; None: no KV was touched
     num_cached: TokenArray | None = None
+    # int32 [num_reqs]: tokens at the end of the history that the source of the row's drafts
+    # matched, 0 for no match; None: the proposer does not match
+    match_lengths: TokenArray | None = None
 
     @classmethod
     def empty(cls, num_reqs: int, k: int) -> Draft:
@@ -112,9 +115,16 @@ class Draft:
         )
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Sequence[int] | TokenArray], k: int) -> Draft:
+    def from_rows(
+        cls,
+        rows: Sequence[Sequence[int] | TokenArray],
+        k: int,
+        match_lengths: Sequence[int] | None = None,
+    ) -> Draft:
         """A draft of width k from one sequence of at most k token ids for each request."""
         draft = cls.empty(len(rows), k)
+        if match_lengths is not None:
+            draft = replace(draft, match_lengths=np.array(match_lengths, dtype=np.int32))
         for index, row in enumerate(rows):
             assert len(row) <= k, f"row {index} has {len(row)} drafts, the width is {k}"
             draft.token_ids[index, : len(row)] = row
@@ -129,6 +139,7 @@ class Draft:
             num_draft_tokens=self.num_draft_tokens[chosen],
             probs=None if self.probs is None else self.probs[chosen],
             num_cached=None if self.num_cached is None else self.num_cached[chosen],
+            match_lengths=None if self.match_lengths is None else self.match_lengths[chosen],
         )
 
     def validate(self, inputs: ProposeInputs, vocab_size: int) -> None:
@@ -137,8 +148,9 @@ class Draft:
         for field, array, expected in (
             ("token_ids", self.token_ids, (num_reqs, k)),
             ("lengths", self.num_draft_tokens, (num_reqs,)),
+            ("match_lengths", self.match_lengths, (num_reqs,)),
         ):
-            if array.shape != expected or array.dtype != np.int32:
+            if array is not None and (array.shape != expected or array.dtype != np.int32):
                 raise AssertionError(
                     f"draft {field} are {array.dtype} {array.shape}, expected int32 {expected}"
                 )
@@ -154,6 +166,13 @@ class Draft:
                 f"{self.num_draft_tokens[row]} drafts, allowance {inputs.num_draft_tokens[row]}"
             ),
         )
+        if self.match_lengths is not None:
+            sizes = self.match_lengths
+            histories = [len(tokens) for tokens in inputs.token_ids]
+            _fail_on_first_row(
+                (sizes < 0) | (sizes > np.array(histories, dtype=np.int32)),
+                lambda row: f"{sizes[row]} tokens matched of a history of {histories[row]}",
+            )
         live = np.arange(k)[None, :] < self.num_draft_tokens[:, None]
         _fail_on_first_row(
             (live & ((self.token_ids < 0) | (self.token_ids >= vocab_size))).any(axis=1),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import draft_model, mock_drawn, mock_specs, ngram
+from proposers import draft_model, mock_drawn, mock_specs, ngram, suffix
 from proposers.base import Proposer, Runtime
 from proposers.device import DraftPlan, DraftSite
 from proposers.info import ProposerInfo, ProposerSpec
@@ -20,6 +20,7 @@ ENTRY_POINT_GROUP = "graphengine.proposers"
 
 _SPECS: tuple[ProposerSpec, ...] = (
     ngram.SPEC,
+    suffix.SPEC,
     draft_model.SPEC,
     *mock_specs.SPECS,
     mock_drawn.SPEC,
@@ -27,13 +28,6 @@ _SPECS: tuple[ProposerSpec, ...] = (
 
 _PLANNED_REASON = "not built yet"
 _REFUSED: tuple[ProposerInfo, ...] = (
-    ProposerInfo(
-        name="suffix",
-        summary="frequency tree over a request's own and earlier outputs",
-        kind="host",
-        status="planned",
-        reason=_PLANNED_REASON,
-    ),
     ProposerInfo(
         name="eagle",
         summary="a trained head over the target's hidden states (EAGLE-1/2/3)",
