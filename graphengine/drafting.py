@@ -81,6 +81,7 @@ class Drafting:
             num_draft_tokens=allowances,
             k=plan.k,
             sampling=[request.sampling for request in requests],
+            cache_salts=[request.cache_salt for request in requests],
             cache=self._cache_rows(requests),
         )
         draft = proposer.propose(inputs)

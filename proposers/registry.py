@@ -12,8 +12,9 @@ from importlib.metadata import EntryPoint, entry_points
 
 from proposers import draft_model, mock_drawn, mock_specs, ngram, suffix
 from proposers.base import Proposer, Runtime
-from proposers.device import DraftPlan, DraftSite
+from proposers.device import DraftPlan, DraftSite, ModelProposer
 from proposers.info import ProposerInfo, ProposerSpec
+from proposers.override import OverridingProposer
 
 ENTRY_POINT_GROUP = "graphengine.proposers"
 """An entry point of this group is named like the proposer and points to its ProposerSpec."""
@@ -125,6 +126,13 @@ def checked(proposer: Proposer, info: ProposerInfo) -> Proposer:
                 "ProposerInfo; the two must agree"
             )
     return proposer
+
+
+def overridden(proposer: Proposer, matcher: str, *, min_match: int, runtime: Runtime) -> Proposer:
+    """A model's proposer whose drafts give way to long matches of another, with its defaults."""
+    assert isinstance(proposer, ModelProposer), f"{proposer.name} carries no model"
+    other = create(matcher, {}, runtime)
+    return OverridingProposer(proposer, other, min_match=min_match)
 
 
 def infos(*, testing: bool = False) -> list[ProposerInfo]:

@@ -18,6 +18,7 @@ from graphengine.request import Request
 from graphengine.scheduler import PrefillChunk, StepPlan
 from proposers.base import Draft
 from proposers.model_based import ModelBasedProposer
+from proposers.override import OverridingProposer
 
 NAN = float("nan")
 
@@ -28,6 +29,8 @@ class DraftWatch:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         proposer = engine.proposer
+        if isinstance(proposer, OverridingProposer):
+            proposer = proposer.model
         self.proposer = proposer if isinstance(proposer, ModelBasedProposer) else None
         if self.proposer is None:
             return
