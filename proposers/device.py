@@ -309,9 +309,27 @@ class PrefillInputs:
 class ModelProposer(Proposer, Protocol):
     """A proposer with KV of its own. `propose` gets `ProposeInputs.cache`."""
 
+    @property
+    def suspects(self) -> str:
+        """What is likely to be wrong where its drafts are near chance, to follow "suspect"."""
+        ...
+
     def prefill(self, inputs: PrefillInputs) -> TokenArray:
         """Fill the draft KV of prompt rows; returns the leading slots that are valid now.
 
         int32 [num_reqs]. Runs outside the table, as the target's prefill does.
+        """
+        ...
+
+    def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
+        """The first draft at every place of a text whose target rows are in the cache.
+
+        Args:
+            token_ids: int32 [num_tokens], all known.
+            block_table: int32 [max_blocks], where its rows lie.
+
+        Returns:
+            int32 [num_tokens]: what would be drafted to follow each token; NO_TOKEN where nothing
+            can be. For the check at load; draft KV of the text's slots is written.
         """
         ...

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from capture.manager import CaptureManager
 from capture.shapes import ShapeKey
-from proposers.base import Draft, ProposeInputs, StatelessProposer, TokenArray
+from proposers.base import NO_TOKEN, Draft, ProposeInputs, StatelessProposer, TokenArray
 from proposers.chain import INPUTS, LOOP, TIER
 from proposers.device import Activations, DraftRuntime, PrefillInputs, Rows
 from proposers.requests import GREEDY, WORDS, write_requests
@@ -51,6 +51,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
     graph_safe = True
     needs_hidden_states = False
     produces_probs = True
+    suspects = "the checkpoint, which may be of another target"
 
     def __init__(
         self,
@@ -216,6 +217,25 @@ class ModelBasedProposer(StatelessProposer, ABC):
         cached = np.where(live, lengths - self.lookahead + kept, cache.num_cached)
         return self._read(key, counts, cached)
 
+    def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
+        """The likeliest first draft at every place of a text, teacher-forced."""
+        found = np.full(len(token_ids), NO_TOKEN, dtype=np.int32)
+        end = np.array([len(token_ids) - self.lookahead], dtype=np.int32)
+        window = Window([token_ids], block_table[None], np.zeros_like(end), end)
+        for start, views, states in self._run(window):
+            ids = torch.cat([self._likeliest(views, part) for part in states.split(1)])
+            # A row tells what follows the last token that it has seen.
+            first = int(start[0]) + self.shift
+            found[first : first + len(ids)] = ids.numpy()
+        return found
+
+    def _likeliest(self, views: Views, state: Tensor) -> Tensor:
+        """The likeliest token [1] by a state [1, hidden]."""
+        out = self.runtime.buffers.cell(ShapeKey(1, 2, TIER))["draft.logits"]
+        self.logits(out, state, self.runtime.activations(views, 1))
+        column = out.argmax(-1)
+        return column if self._tokens is None else self._tokens[column]
+
     def _read(self, key: ShapeKey, counts: TokenArray, num_cached: npt.NDArray[Any]) -> Draft:
         num_reqs, k = len(counts), key.query_len - 1
         views = self.runtime.buffers.cell(key)
@@ -232,8 +252,13 @@ class ModelBasedProposer(StatelessProposer, ABC):
         )
 
     def _fill(self, window: Window) -> None:
-        """Run rows beside the table, in forwards of a bounded size, in order."""
+        """Run rows beside the table, for their KV."""
         assert self._manager is not None, f"proposer {self.name} has not been captured"
+        for _ in self._run(window):
+            self._manager.count_eager(f"fill:{self.name}")
+
+    def _run(self, window: Window) -> Iterator[tuple[TokenArray, Views, Tensor]]:
+        """Run rows in forwards of a bounded size, in order; gives first slots, views and states."""
         most_reqs, starts = self.runtime.max_num_seqs, window.starts.copy()
         while (left := np.maximum(window.ends - starts, 0)).any():
             chosen = np.flatnonzero(left)[:most_reqs]
@@ -246,8 +271,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
             write_rows(host, part, np.concatenate(([0], np.cumsum(takes))), self._layout)
             rows = self._window_rows(views)
             self.runtime.plan(rows)
-            self.extend(views, rows, self._activations(views))
-            self._manager.count_eager(f"fill:{self.name}")
+            yield part.starts, views, self.extend(views, rows, self._activations(views))
             starts[chosen] += takes
 
     # ---- inputs ----

@@ -35,6 +35,7 @@ class OverridingProposer:
         self.graph_safe = model.graph_safe
         self.needs_hidden_states = model.needs_hidden_states
         self.produces_probs = model.produces_probs
+        self.suspects = model.suspects
         self._min_match = min_match
         self._manager: CaptureManager | None = None
 
@@ -47,6 +48,10 @@ class OverridingProposer:
     def prefill(self, inputs: PrefillInputs) -> TokenArray:
         """Fill the model's KV."""
         return self.model.prefill(inputs)
+
+    def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
+        """The model's."""
+        return self.model.first_drafts(token_ids, block_table)
 
     def propose(self, inputs: ProposeInputs) -> Draft:
         """The matcher's drafts where its match is long, the model's elsewhere."""
