@@ -177,7 +177,7 @@ class DraftOps(Protocol):
         """out [T, hidden] = table[token_ids]."""
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
-        """out [T, hidden] = RMSNorm(x) * weight [hidden] fp32."""
+        """out [T, hidden] = RMSNorm(x) * weight [hidden] fp32; x may be out."""
 
     def linear(
         self,
