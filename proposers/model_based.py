@@ -176,9 +176,17 @@ class ModelBasedProposer(StatelessProposer, ABC):
         """How many of a request's drafts have KV that stays valid where they are accepted."""
         return 0
 
-    def _num_loop_rows(self, allowance: int, k: int) -> int:
+    def num_loop_rows(self, allowance: int, k: int) -> int:
         """Drafts of a request that are run on: for the next one's sake, or to keep their KV."""
         return max(allowance - 1, self.num_kept_drafts(allowance, k), 0)
+
+    def deepen(self, depth: int, views: Views, rows: Rows, activations: Activations) -> Tensor:
+        """Run deeper layers over rows that `extend` has run; returns their states. Captured.
+
+        Args:
+            depth: from 1 to lookahead - shift; the rows' tokens are so many further on.
+        """
+        raise AssertionError(f"proposer {self.name} has no layer {depth} behind its first")
 
     def advance(self, step: int, views: Views, window: Views) -> None:
         """From the draft of `step` to the state that the next one is chosen from. Captured."""
@@ -208,28 +216,33 @@ class ModelBasedProposer(StatelessProposer, ABC):
     def _num_rows(self, key: ShapeKey) -> int:
         """Rows that a chain runs, padding included."""
         k = key.query_len - 1
-        return key.num_reqs * (self.width(k) + k - 1)
+        return key.num_reqs * (self.width(k) + self.num_loop_rows(k, k))
 
     def _chain(self, views: Views) -> None:
-        """The captured step: extend, then choose and advance k times."""
+        """The captured step: extend, then choose and advance k times.
+
+        Deeper layers are run where fewer drafts are wanted, too: for their KV.
+        """
         ops = self.ops
         num_reqs, k = len(views["block_table"]), _num_drafts(views)
         window = self._window_views(num_reqs, k)
         state, activations = views["draft.state"], self.runtime.activations(views, num_reqs)
         behind = self.extend(window, self._window_rows(window), self._activations(window))
         ops.take_rows(state, behind, views["draft.last_rows"])
-        for step in range(k):
-            self.logits(views["draft.logits"], state, activations)
-            ops.choose(
-                views["draft.chosen"],
-                views["draft.drafts"],
-                views.get("draft.probs"),
-                views["draft.logits"],
-                self._tokens,
-                views["draft.requests"],
-                step,
-            )
-            if step + 1 < k:
+        num_steps = max(k, self.lookahead - self.shift + 1)
+        for step in range(num_steps):
+            if step < k:
+                self.logits(views["draft.logits"], state, activations)
+                ops.choose(
+                    views["draft.chosen"],
+                    views["draft.drafts"],
+                    views.get("draft.probs"),
+                    views["draft.logits"],
+                    self._tokens,
+                    views["draft.requests"],
+                    step,
+                )
+            if step + 1 < num_steps:
                 self.advance(step, views, window)
 
     def _window_views(self, num_reqs: int, k: int) -> Views:
@@ -275,12 +288,12 @@ class ModelBasedProposer(StatelessProposer, ABC):
         starts = np.where(live, np.minimum(np.maximum(starts, cache.num_cached), ends - 1), ends)
         window = _Window(inputs.token_ids, cache.block_table, starts, ends)
         self._write(key, window, inputs, counts)
-        num_loop_rows = sum(self._num_loop_rows(int(count), k) for count in counts[live])
+        num_loop_rows = sum(self.num_loop_rows(int(count), k) for count in counts[live])
         num_tokens = int((ends - starts)[live].sum()) + num_loop_rows
         self._manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         kept = [self.num_kept_drafts(int(count), k) for count in counts]
-        cached = np.where(live, lengths - self.lookahead + kept, cache.num_cached)
-        return self._read(key, counts, cached)
+        cached = np.where(live, lengths - self.lookahead + kept, 0)
+        return self._read(key, counts, np.maximum(cached, cache.num_cached))
 
     def _read(self, key: ShapeKey, counts: TokenArray, num_cached: npt.NDArray[Any]) -> Draft:
         num_reqs, k = len(counts), key.query_len - 1
@@ -314,10 +327,15 @@ class ModelBasedProposer(StatelessProposer, ABC):
             )
             views = self.runtime.buffers.prefill(num_reqs=len(chosen), num_tokens=int(takes.sum()))
             host = {name: views[name].numpy() for name in _INPUTS}
-            self._write_rows(host, part, np.concatenate(([0], np.cumsum(takes))))
-            rows = self._window_rows(views)
-            self.runtime.plan(rows)
-            self.extend(views, rows, self._activations(views))
+            offsets = np.concatenate(([0], np.cumsum(takes)))
+            rows, activations = self._window_rows(views), self._activations(views)
+            for depth in range(self.lookahead - self.shift + 1):
+                self._write_rows(host, part, offsets, depth)
+                if depth == 0:
+                    self.runtime.plan(rows)
+                    self.extend(views, rows, activations)
+                else:
+                    self.deepen(depth, views, rows, activations)
             self._manager.count_eager(f"fill:{self.name}")
             starts[chosen] += takes
 
@@ -346,7 +364,11 @@ class ModelBasedProposer(StatelessProposer, ABC):
         self.runtime.plan(self._window_rows(window_views))
 
     def _write_rows(
-        self, views: HostViews, window: _Window, query_start_loc: npt.NDArray[Any]
+        self,
+        views: HostViews,
+        window: _Window,
+        query_start_loc: npt.NDArray[Any],
+        depth: int = 0,
     ) -> None:
         """The slots of the window, each request's from its own start on; tokens, where, whose."""
         size = self.runtime.block_size
@@ -356,7 +378,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
             slots = np.arange(start, end, dtype=np.int32)
             first = query_start_loc[index]
             part = slice(first, first + len(slots))
-            tokens = window.token_ids[index][slots + self.shift]
+            tokens = window.token_ids[index][slots + self.shift + depth]
             views["token_ids"][part] = np.minimum(tokens, self._num_embeddings - 1)
             views["positions"][part] = slots
             blocks = window.block_table[index, slots // size]
@@ -371,7 +393,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         places = window.ends + steps  # [k + 1, num_reqs]
         # Beyond the rows that count there is no slot; what is computed there reaches nobody.
         k = key.query_len - 1
-        last = window.ends + [self._num_loop_rows(int(count), k) for count in counts]
+        last = window.ends + [self.num_loop_rows(int(count), k) for count in counts]
         positions = np.minimum(places, self.runtime.max_model_len - 1)
         blocks = np.take_along_axis(window.block_table, positions.T // size, axis=1).T
         slots = np.where(places < last, blocks * size + positions % size, 0)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import draft_model, mock_drawn, mock_specs, ngram, suffix
+from proposers import draft_model, mock_drawn, mock_specs, mtp, ngram, suffix
 from proposers.base import Proposer, Runtime
 from proposers.device import DraftPlan, DraftSite
 from proposers.info import ProposerInfo, ProposerSpec
@@ -22,6 +22,7 @@ _SPECS: tuple[ProposerSpec, ...] = (
     ngram.SPEC,
     suffix.SPEC,
     draft_model.SPEC,
+    mtp.SPEC,
     *mock_specs.SPECS,
     mock_drawn.SPEC,
 )
@@ -31,16 +32,6 @@ _REFUSED: tuple[ProposerInfo, ...] = (
     ProposerInfo(
         name="eagle",
         summary="a trained head over the target's hidden states (EAGLE-1/2/3)",
-        kind="device",
-        graph_safe=True,
-        needs_hidden_states=True,
-        produces_probs=True,
-        status="planned",
-        reason=_PLANNED_REASON,
-    ),
-    ProposerInfo(
-        name="mtp",
-        summary="the checkpoint's own multi-token-prediction layers",
         kind="device",
         graph_safe=True,
         needs_hidden_states=True,
