@@ -155,6 +155,7 @@ class Draft:
             ("token_ids", self.token_ids, (num_reqs, k)),
             ("lengths", self.num_draft_tokens, (num_reqs,)),
             ("match_lengths", self.match_lengths, (num_reqs,)),
+            ("num_cached", self.num_cached, (num_reqs,)),
         ):
             if array is not None and (array.shape != expected or array.dtype != np.int32):
                 raise AssertionError(
@@ -172,13 +173,7 @@ class Draft:
                 f"{self.num_draft_tokens[row]} drafts, allowance {inputs.num_draft_tokens[row]}"
             ),
         )
-        if self.match_lengths is not None:
-            sizes = self.match_lengths
-            histories = [len(tokens) for tokens in inputs.token_ids]
-            _fail_on_first_row(
-                (sizes < 0) | (sizes > np.array(histories, dtype=np.int32)),
-                lambda row: f"{sizes[row]} tokens matched of a history of {histories[row]}",
-            )
+        self._check_lengths(np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32))
         live = np.arange(k)[None, :] < self.num_draft_tokens[:, None]
         _fail_on_first_row(
             (live & ((self.token_ids < 0) | (self.token_ids >= vocab_size))).any(axis=1),
@@ -209,6 +204,24 @@ class Draft:
                 f"{self.num_draft_tokens[row]} drafts"
             ),
         )
+
+    def _check_lengths(self, histories: TokenArray) -> None:
+        """Nothing is matched or cached that is not there."""
+        if self.match_lengths is not None:
+            sizes = self.match_lengths
+            _fail_on_first_row(
+                (sizes < 0) | (sizes > histories),
+                lambda row: f"{sizes[row]} tokens matched of a history of {histories[row]}",
+            )
+        if self.num_cached is not None:
+            cached = self.num_cached
+            _fail_on_first_row(
+                (cached < 0) | (cached > histories + self.num_draft_tokens),
+                lambda row: (
+                    f"{cached[row]} slots cached of {histories[row]} tokens and "
+                    f"{self.num_draft_tokens[row]} drafts"
+                ),
+            )
 
 
 class _Describe(Protocol):

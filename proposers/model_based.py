@@ -214,8 +214,8 @@ class ModelBasedProposer(StatelessProposer, ABC):
         num_tokens = int((ends - starts).sum()) + sum(self._loop_rows(counts, k))
         self._manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         kept = [self.num_kept_drafts(int(count), k) for count in counts]
-        cached = np.where(live, lengths - self.lookahead + kept, cache.num_cached)
-        return self._read(key, counts, cached)
+        cached = np.where(live, lengths - self.lookahead + kept, 0)
+        return self._read(key, counts, np.maximum(cached, cache.num_cached))
 
     def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
         """The likeliest first draft at every place of a text, teacher-forced."""

@@ -1,5 +1,7 @@
 """Draft.validate and the input values: each breach of the contract is found and its row named."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,27 @@ def test_match_lengths_are_of_the_history(lengths: np.ndarray, message: str) -> 
         num_draft_tokens=np.zeros(2, dtype=np.int32),
         match_lengths=lengths,
     )
+    with pytest.raises(AssertionError, match=message):
+        draft.validate(INPUTS, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("cached", "message"),
+    [
+        (np.array([1, 1]), r"num_cached are int64 \(2,\), expected int32 \(2,\)"),
+        (np.array([0, -1], dtype=np.int32), "row 1: -1 slots cached"),
+        (np.array([4, 0], dtype=np.int32), "row 0: 4 slots cached of 2 tokens and 1 drafts"),
+        (np.array([3, 1], dtype=np.int32), None),
+    ],
+)
+def test_cached_slots_are_those_of_history_and_drafts(
+    cached: np.ndarray, message: str | None
+) -> None:
+    """Guards against draft KV of rows that nobody can have run (a short history, say)."""
+    draft = replace(Draft.from_rows([[5], []], 3), num_cached=cached)
+    if message is None:
+        draft.validate(INPUTS, VOCAB_SIZE)
+        return
     with pytest.raises(AssertionError, match=message):
         draft.validate(INPUTS, VOCAB_SIZE)
 
