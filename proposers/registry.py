@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import draft_model, mock_drawn, mock_specs, ngram, suffix
+from proposers import draft_model, mock_drawn, mock_model_specs, mock_specs, ngram, suffix
 from proposers.base import Proposer, Runtime
 from proposers.device import DraftPlan, DraftSite, ModelProposer
 from proposers.info import ProposerInfo, ProposerSpec
@@ -25,6 +25,7 @@ _SPECS: tuple[ProposerSpec, ...] = (
     draft_model.SPEC,
     *mock_specs.SPECS,
     mock_drawn.SPEC,
+    *mock_model_specs.SPECS,
 )
 
 _PLANNED_REASON = "not built yet"

@@ -1,0 +1,64 @@
+"""What starts each proposer that carries a model: its checkpoint, its target and its stand-in.
+
+The contract suite runs over the registry and looks here for the rest. A new proposer is one entry.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proposers.mock import Records
+from tests.graphengine.engine.checkpoints import Checkpoints, Weights, edit_weights
+
+
+def _llama(checkpoints: Checkpoints) -> Path:
+    return checkpoints.get()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceCase:
+    """One proposer as the tests start it.
+
+    Attributes:
+        options: of its `SpeculativeConfig`, from what the target is known to answer.
+        target: the checkpoint that it drafts for.
+        mock: the scripted proposer that has its contract; "": it is one.
+    """
+
+    options: Callable[[Checkpoints, Records], dict[str, Any]]
+    target: Callable[[Checkpoints], Path] = _llama
+    mock: str = ""
+
+
+def _draft_model(checkpoints: Checkpoints, records: Records) -> dict[str, Any]:
+    """The target itself with a head that is a little off: some of its drafts are right."""
+    source = checkpoints.get()
+    directory = source.with_name("llama-nearly")
+    if not directory.exists():
+        shutil.copytree(source, directory)
+        edit_weights(directory, _blur_head)
+    return {"model": str(directory)}
+
+
+def _blur_head(weights: Weights) -> None:
+    head, generator = weights["lm_head.weight"], torch.Generator().manual_seed(1)
+    head += 0.02 * torch.randn(head.shape, generator=generator)
+
+
+def _recorded(checkpoints: Checkpoints, records: Records) -> dict[str, Any]:
+    """One draft right, the others wrong."""
+    return {"records": records, "num_accepted": 1}
+
+
+CASES = {
+    "draft_model": DeviceCase(options=_draft_model, mock="mock-draft-model"),
+    "mock-draft-model": DeviceCase(options=_recorded),
+    "mock-eagle": DeviceCase(options=_recorded),
+    "mock-mtp": DeviceCase(options=_recorded),
+}
