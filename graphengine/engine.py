@@ -263,7 +263,7 @@ class Engine:
         try:
             self._forget()
         finally:
-            self.proposer = None
+            self.drafting.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -11,10 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from graphengine.request import Request
 from graphengine.sampling.params import SamplingParams
+from graphengine.scheduler import PrefillChunk
 from proposers.device import ModelProposer
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ class Acceptance:
     num_places: int
     share: float
     chance: float
+    diagnosis: str = ""  # where it is near chance: what to suspect
 
     @property
     def is_near_chance(self) -> bool:
@@ -69,7 +74,7 @@ def check_drafts(engine: Engine) -> None:
         return
     message = (
         f"self_check: proposer {proposer.name!r} with model {speculative.model!r}: {found}; "
-        f"suspect {proposer.suspects}; self_check='warn' or 'off' drafts with it all the same"
+        f"{found.diagnosis}; self_check='warn' or 'off' drafts with it all the same"
     )
     if speculative.self_check == "error":
         raise ValueError(message)
@@ -95,18 +100,57 @@ def measure(engine: Engine, proposer: ModelProposer) -> Acceptance:
         # One token short of the end, with which the rows would be given back.
         while request.limit - request.num_tokens > 1 and time.monotonic() < deadline:
             engine.step()
-        rows = [engine.state.row_of(request)]
-        history = engine.state.history(request)
-        drafts = proposer.first_drafts(history, engine.state.block_table[rows][0])
+        found = judge(engine, proposer, request)
+        if found.is_near_chance:
+            found = replace(found, diagnosis=diagnose(engine, proposer, request))
     finally:
         engine.abort(_REQUEST_ID)
         engine.draft_limit = limit
         engine.start_afresh()
-    first = len(prompt) - 1
+    return found
+
+
+def judge(engine: Engine, proposer: ModelProposer, request: Request) -> Acceptance:
+    """Compare the first drafts along a text that the target is writing with what it wrote."""
+    row, history = engine.state.row_of(request), engine.state.history(request)
+    drafts = proposer.first_drafts(history, engine.state.block_table[row])
+    first = request.num_prompt_tokens - 1
     places = [(drafts[i], history[i + 1]) for i in range(first, len(history) - 1) if drafts[i] >= 0]
     if not places:
         return Acceptance(0, 1.0, 0.0)
     commonest = Counter(int(token) for _, token in places).most_common(1)[0][1]
     share = sum(int(draft) == int(token) for draft, token in places) / len(places)
-    chance = min(max(LUCK, commonest / len(places)), MOST_CHANCE)
-    return Acceptance(len(places), share, chance)
+    return Acceptance(len(places), share, min(max(LUCK, commonest / len(places)), MOST_CHANCE))
+
+
+def diagnose(engine: Engine, proposer: ModelProposer, request: Request) -> str:
+    """What to suspect: the other reading of the checkpoint that fits best, if one does."""
+    shares = {name: judge(engine, other, request) for name, other in proposer.variants()}
+    for step in (-1, 1):
+        with _shifted_taps(engine, request, step) as is_possible:
+            if is_possible:
+                shares[f"aux layers (shifted by {step:+d})"] = judge(engine, proposer, request)
+    best = max(shares, key=lambda name: shares[name].share, default=None)
+    if best is None or shares[best].is_near_chance:
+        return f"suspect {proposer.suspects}"
+    return f"suspect the {best}: read the other way, {shares[best].share:.1%} are"
+
+
+@contextmanager
+def _shifted_taps(engine: Engine, request: Request, step: int) -> Iterator[bool]:
+    """The text's hidden states taken so many layers later; False where these do not exist."""
+    decoder, states = engine.runner.decoder, engine.runner.hidden_states
+    taps = [] if states is None else [tap for tap in states.taps if isinstance(tap, int)]
+    if (
+        states is None
+        or not taps
+        or not 0 <= min(taps) + step <= max(taps) + step <= (decoder.config.num_layers)
+    ):
+        yield False
+        return
+    decoder.hidden_states = states.shifted(step)
+    try:
+        engine.runner.prefill([PrefillChunk(request, 0, request.kv_len)])
+        yield True
+    finally:
+        decoder.hidden_states = states

@@ -173,7 +173,19 @@ class Draft:
                 f"{self.num_draft_tokens[row]} drafts, allowance {inputs.num_draft_tokens[row]}"
             ),
         )
-        self._check_lengths(np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32))
+        if self.match_lengths is not None:
+            sizes = self.match_lengths
+            histories = [len(tokens) for tokens in inputs.token_ids]
+            _fail_on_first_row(
+                (sizes < 0) | (sizes > np.array(histories, dtype=np.int32)),
+                lambda row: f"{sizes[row]} tokens matched of a history of {histories[row]}",
+            )
+        if self.num_cached is not None:
+            rows, known = self.num_cached, [len(tokens) + k for tokens in inputs.token_ids]
+            _fail_on_first_row(
+                (rows < 0) | (rows > np.array(known, dtype=np.int32)),
+                lambda row: f"{rows[row]} rows of draft KV, of {known[row]} tokens and drafts",
+            )
         live = np.arange(k)[None, :] < self.num_draft_tokens[:, None]
         _fail_on_first_row(
             (live & ((self.token_ids < 0) | (self.token_ids >= vocab_size))).any(axis=1),
@@ -204,24 +216,6 @@ class Draft:
                 f"{self.num_draft_tokens[row]} drafts"
             ),
         )
-
-    def _check_lengths(self, histories: TokenArray) -> None:
-        """Nothing is matched or cached that is not there."""
-        if self.match_lengths is not None:
-            sizes = self.match_lengths
-            _fail_on_first_row(
-                (sizes < 0) | (sizes > histories),
-                lambda row: f"{sizes[row]} tokens matched of a history of {histories[row]}",
-            )
-        if self.num_cached is not None:
-            cached = self.num_cached
-            _fail_on_first_row(
-                (cached < 0) | (cached > histories + self.num_draft_tokens),
-                lambda row: (
-                    f"{cached[row]} slots cached of {histories[row]} tokens and "
-                    f"{self.num_draft_tokens[row]} drafts"
-                ),
-            )
 
 
 class _Describe(Protocol):

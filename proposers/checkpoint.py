@@ -67,6 +67,22 @@ class DraftCheckpoint:
             )
         return cls(directory, config, shapes, read)
 
+    def check(self, destinations: Mapping[str, Tensor]) -> None:
+        """Hold the headers to what is wanted; tensors may be on the meta device.
+
+        Raises:
+            ValueError: a destination without a tensor, or a shape that differs.
+        """
+        missing = [name for name in destinations if name not in self.shapes]
+        if missing:
+            raise ValueError(f"{self.path} lacks {len(missing)} parameters: {_some(missing)}")
+        for name, tensor in destinations.items():
+            if self.shapes[name] != tuple(tensor.shape):
+                raise ValueError(
+                    f"{self.path}: {name} has shape {list(self.shapes[name])}, its config and the "
+                    f"target imply {list(tensor.shape)}"
+                )
+
     def load(
         self,
         destinations: Mapping[str, Tensor],
@@ -83,21 +99,13 @@ class DraftCheckpoint:
             ValueError: a destination without a tensor, a tensor without a destination, or a shape
                 that differs; nothing has been read then.
         """
-        missing = [name for name in destinations if name not in self.shapes]
-        if missing:
-            raise ValueError(f"{self.path} lacks {len(missing)} parameters: {_some(missing)}")
+        self.check(destinations)
         unused = [name for name in self.shapes if name not in destinations and not ignores(name)]
         if unused:
             raise ValueError(
                 f"{self.path} holds {len(unused)} tensors that its architecture has no place for: "
                 f"{_some(unused)}"
             )
-        for name, tensor in destinations.items():
-            if self.shapes[name] != tuple(tensor.shape):
-                raise ValueError(
-                    f"{self.path}: {name} has shape {list(self.shapes[name])}, its config and the "
-                    f"target imply {list(tensor.shape)}"
-                )
         with torch.no_grad():
             for name, tensor in destinations.items():
                 tensor.copy_(self.read(name))

@@ -8,7 +8,7 @@ rollback serve both, and a proposer keeps no state of a request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
@@ -149,6 +149,10 @@ class Block(Protocol):
     @property
     def input_norm(self) -> Tensor: ...
 
+    def inputs(self) -> Sequence[Tensor]:
+        """Matrices [n, input_size] that read what `attend` is given."""
+        ...
+
     def attend(self, x: Tensor, rows: Rows, activations: Activations) -> None:
         """hidden += attention of x [T, input_size]; captured."""
         ...
@@ -177,7 +181,7 @@ class DraftOps(Protocol):
         """out [T, hidden] = table[token_ids]."""
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
-        """out [T, hidden] = RMSNorm(x) * weight [hidden] fp32."""
+        """out [T, hidden] = RMSNorm(x) * weight [hidden] fp32; x may be out."""
 
     def linear(
         self,
@@ -311,7 +315,15 @@ class ModelProposer(Proposer, Protocol):
 
     @property
     def suspects(self) -> str:
-        """What is likely to be wrong where its drafts are near chance, to follow "suspect"."""
+        """What may be wrong where its drafts are near chance, to follow "suspect"."""
+        ...
+
+    def variants(self) -> Iterator[tuple[str, ModelProposer]]:
+        """The same weights under other conventions, one at a time, with a name for each.
+
+        For finding out what is wrong with drafts near chance; not captured, and good for
+        `first_drafts` alone.
+        """
         ...
 
     def prefill(self, inputs: PrefillInputs) -> TokenArray:

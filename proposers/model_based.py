@@ -87,6 +87,10 @@ class ModelBasedProposer(StatelessProposer, ABC):
                 runtime.max_model_len,
             )
 
+    def variants(self) -> Iterator[tuple[str, ModelBasedProposer]]:
+        """Other readings of the checkpoint, for the check at load; see `ModelProposer`."""
+        yield from ()
+
     # ---- the architecture ----
 
     @abstractmethod

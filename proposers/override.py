@@ -7,7 +7,7 @@ caught up when it next does. A replaced row was certain: its distribution is a p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -52,6 +52,10 @@ class OverridingProposer:
     def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
         """The model's."""
         return self.model.first_drafts(token_ids, block_table)
+
+    def variants(self) -> Iterator[tuple[str, ModelProposer]]:
+        """The model's."""
+        return self.model.variants()
 
     def propose(self, inputs: ProposeInputs) -> Draft:
         """The matcher's drafts where its match is long, the model's elsewhere."""

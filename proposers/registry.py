@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import draft_model, mock_drawn, mock_model_specs, mock_specs, ngram, suffix
+from proposers import draft_model, eagle, mock_drawn, mock_model_specs, mock_specs, ngram, suffix
 from proposers.base import Proposer, Runtime
 from proposers.device import DraftPlan, DraftSite, ModelProposer
 from proposers.info import ProposerInfo, ProposerSpec
@@ -23,6 +23,7 @@ _SPECS: tuple[ProposerSpec, ...] = (
     ngram.SPEC,
     suffix.SPEC,
     draft_model.SPEC,
+    eagle.SPEC,
     *mock_specs.SPECS,
     mock_drawn.SPEC,
     *mock_model_specs.SPECS,
@@ -30,16 +31,6 @@ _SPECS: tuple[ProposerSpec, ...] = (
 
 _PLANNED_REASON = "not built yet"
 _REFUSED: tuple[ProposerInfo, ...] = (
-    ProposerInfo(
-        name="eagle",
-        summary="a trained head over the target's hidden states (EAGLE-1/2/3)",
-        kind="device",
-        graph_safe=True,
-        needs_hidden_states=True,
-        produces_probs=True,
-        status="planned",
-        reason=_PLANNED_REASON,
-    ),
     ProposerInfo(
         name="mtp",
         summary="the checkpoint's own multi-token-prediction layers",

@@ -18,7 +18,6 @@ from graphengine.request import Request
 from graphengine.scheduler import PrefillChunk, StepPlan
 from proposers.base import Draft
 from proposers.model_based import ModelBasedProposer
-from proposers.override import OverridingProposer
 
 NAN = float("nan")
 
@@ -28,9 +27,9 @@ class DraftWatch:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        proposer = engine.proposer
-        if isinstance(proposer, OverridingProposer):
-            proposer = proposer.model
+        proposer: Any = engine.proposer
+        while not isinstance(proposer, ModelBasedProposer) and hasattr(proposer, "model"):
+            proposer = proposer.model  # what is wrapped around it
         self.proposer = proposer if isinstance(proposer, ModelBasedProposer) else None
         if self.proposer is None:
             return

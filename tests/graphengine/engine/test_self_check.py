@@ -20,6 +20,7 @@ PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 def start(checkpoints: Checkpoints, draft: str, **options: Any) -> Engine:
     """An engine for the llama checkpoint, drafted for by another one."""
     model = str(checkpoints.get(draft))
+    options = {"self_check": "error", **options}
     return Setup(k=3).start(checkpoints.get(), method="draft_model", model=model, **options)
 
 
@@ -65,7 +66,8 @@ def test_a_good_one_passes_and_nothing_is_left(checkpoints: Checkpoints) -> None
 def test_short_contexts_are_too_little_to_judge(checkpoints: Checkpoints) -> None:
     model = str(checkpoints.get("qwen3"))
     setup = Setup(k=3, max_model_len=12)
-    setup.start(checkpoints.get(), method="draft_model", model=model).close()
+    options = {"method": "draft_model", "model": model, "self_check": "error"}
+    setup.start(checkpoints.get(), **options).close()
 
 
 def test_pools_smaller_than_a_context_are_no_fault(checkpoints: Checkpoints) -> None:
