@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from proposers.mock import Records
+from tests.draft_heads import Head, make_eagle3
 from tests.graphengine.engine.checkpoints import Checkpoints, Weights, edit_weights
 
 
@@ -51,6 +52,14 @@ def _blur_head(weights: Weights) -> None:
     head += 0.02 * torch.randn(head.shape, generator=generator)
 
 
+def _eagle(checkpoints: Checkpoints, records: Records) -> dict[str, Any]:
+    """A random head over three states: hardly a draft is right, and all of them are compared."""
+    directory = checkpoints.get().with_name("eagle-head")
+    if not directory.exists():
+        make_eagle3(directory, Head())
+    return {"model": str(directory)}
+
+
 def _recorded(checkpoints: Checkpoints, records: Records) -> dict[str, Any]:
     """One draft right, the others wrong."""
     return {"records": records, "num_accepted": 1}
@@ -58,6 +67,7 @@ def _recorded(checkpoints: Checkpoints, records: Records) -> dict[str, Any]:
 
 CASES = {
     "draft_model": DeviceCase(options=_draft_model, mock="mock-draft-model"),
+    "eagle": DeviceCase(options=_eagle, mock="mock-eagle"),
     "mock-draft-model": DeviceCase(options=_recorded),
     "mock-eagle": DeviceCase(options=_recorded),
     "mock-mtp": DeviceCase(options=_recorded),
