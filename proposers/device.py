@@ -26,7 +26,8 @@ Tap = int | Literal["final"]
 what its output head reads, which is the last of them behind the final norm."""
 
 Rows = Any
-"""Inputs of a forward, made by `DraftRuntime.rows`; opaque here."""
+"""Inputs of a forward, made by `DraftRuntime.rows`; its `token_ids`, `positions` and `slot_mapping`
+[T] int32 are those that it was made of."""
 
 Activations = Any
 """Scratch of a forward, made by `DraftRuntime.activations`; its `hidden` [T, hidden] fp32 is the
@@ -131,6 +132,10 @@ class DraftSite(Protocol):
         """Bytes of a `DraftRuntime.block`'s weights."""
         ...
 
+    def block_shapes(self, architecture: Architecture) -> dict[str, tuple[int, ...]]:
+        """Shapes of a `DraftRuntime.block`'s `destinations`."""
+        ...
+
     def open_decoder(self) -> OpenedDecoder:
         """Open `model` as a decoder of the target's vocabulary; ValueError where it is none."""
         ...
@@ -197,6 +202,9 @@ class DraftOps(Protocol):
     def load_slots(self, out: Tensor, slots: Tensor) -> None:
         """out [T, taps * hidden] = the target's hidden states of these slots [T] int32."""
 
+    def zero_first(self, out: Tensor, positions: Tensor) -> None:
+        """out [T, hidden] = 0 where positions [T] int32 are 0, else as it is."""
+
     def concat(self, out: Tensor, first: Tensor, second: Tensor) -> None:
         """out [T, a + b] = first [T, a], second [T, b] side by side."""
 
@@ -204,7 +212,8 @@ class DraftOps(Protocol):
         """out [R, hidden] = x[rows], rows [R] int32."""
 
     def shift_tokens(self, out: Tensor, token_ids: Tensor, last_rows: Tensor, new: Tensor) -> None:
-        """out [R * W] = each request's W tokens moved up by one, `new` [R] in its last live row."""
+        """out [R * W] = each request's W tokens moved up by one, `new` [R] in its last live row;
+        `out` may be `token_ids`."""
 
     def choose(
         self,

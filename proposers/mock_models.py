@@ -199,7 +199,15 @@ class MockMtp(MockModelProposer):
     def width(self, k: int) -> int:
         return k + self.lookahead
 
+    def num_loop_rows(self, allowance: int, k: int) -> int:
+        return max(allowance - self.lookahead, 0)
+
+    def advance(self, step: int, views: Views, window: Views) -> None:
+        """Nothing until the heads are used up: `extend` has run all of them."""
+        if step + 1 >= self.lookahead:
+            super().advance(step + 1 - self.lookahead, views, window)
+
     def deepen(self, depth: int, views: Views, rows: Rows, activations: Activations) -> Tensor:
-        """Nothing: `extend` has run all layers."""
+        """Nothing, as there."""
         hidden: Tensor = activations.hidden
         return hidden

@@ -306,5 +306,6 @@ def test_a_stand_in_has_the_contract_of_its_original(name: str, start: Start) ->
         assert mock.width(k) == real.width(k)
         for count in range(k + 1):
             assert mock.num_kept_drafts(count, k) == real.num_kept_drafts(count, k)
+            assert mock.num_loop_rows(count, k) == real.num_loop_rows(count, k)
     for engine in engines:
         engine.close()
