@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from proposers.mock import Records
 from tests.draft_heads import Head, make_eagle3
 from tests.graphengine.engine.checkpoints import Checkpoints, Weights, edit_weights
+from tests.mtp_checkpoints import SINGLE_FILE, add_layers, make_layers
 
 
 def _llama(checkpoints: Checkpoints) -> Path:
@@ -60,6 +62,16 @@ def _eagle(checkpoints: Checkpoints, records: Records) -> dict[str, Any]:
     return {"model": str(directory)}
 
 
+def _mtp(checkpoints: Checkpoints, records: Records) -> dict[str, Any]:
+    """Two random layers beside the target."""
+    target = checkpoints.get()
+    directory = target.with_name("mtp-layers")
+    if not directory.exists():
+        layers = make_layers(load_file(target / SINGLE_FILE), 2)
+        add_layers(target, "deepseek", layers, directory)
+    return {"model": str(directory)}
+
+
 def _recorded(checkpoints: Checkpoints, records: Records) -> dict[str, Any]:
     """One draft right, the others wrong."""
     return {"records": records, "num_accepted": 1}
@@ -68,7 +80,8 @@ def _recorded(checkpoints: Checkpoints, records: Records) -> dict[str, Any]:
 CASES = {
     "draft_model": DeviceCase(options=_draft_model, mock="mock-draft-model"),
     "eagle": DeviceCase(options=_eagle, mock="mock-eagle"),
+    "mtp": DeviceCase(options=_mtp, mock="mock-mtp"),
     "mock-draft-model": DeviceCase(options=_recorded),
     "mock-eagle": DeviceCase(options=_recorded),
-    "mock-mtp": DeviceCase(options=_recorded),
+    "mock-mtp": DeviceCase(options=lambda *given: {**_recorded(*given), "num_layers": 2}),
 }

@@ -32,7 +32,7 @@ SETUP = Setup(k=3, max_num_seqs=5, num_reqs=(1, 2, 4))
 NUM_BLOCKS = SETUP.max_model_len // SETUP.block_size  # of a full table
 PROMPTS = {f"r{n}": [7 + n] * (3 * n + 1) for n in range(6)}
 NAMES = [*PROMPTS, *(f"{name}-again" for name in PROMPTS)]
-PARAMS = SamplingParams(max_tokens=30, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=22, ignore_eos=True)
 INFOS = [
     info
     for info in registry.infos(testing=True)
@@ -279,7 +279,7 @@ def test_drafts_do_not_depend_on_how_their_rows_came(
         size = min(len(row), len(wanted))
         assert row[:size] == wanted[:size], f"other drafts of {name} behind {length} tokens"
         num_compared += size
-    assert num_compared > 100
+    assert num_compared > 50
     for harness, names in ((easy, NAMES[:6]), (hard, NAMES)):
         for name in names:
             assert PROMPTS[name[:2]] + harness.stream(name) == texts[name[:2]]
