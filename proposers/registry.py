@@ -10,7 +10,16 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import draft_model, eagle, mock_drawn, mock_specs, mtp, ngram, suffix
+from proposers import (
+    draft_model,
+    eagle,
+    mock_drawn,
+    mock_model_specs,
+    mock_specs,
+    mtp,
+    ngram,
+    suffix,
+)
 from proposers.base import Proposer, Runtime
 from proposers.device import DraftPlan, DraftSite, ModelProposer
 from proposers.info import ProposerInfo, ProposerSpec
@@ -27,6 +36,7 @@ _SPECS: tuple[ProposerSpec, ...] = (
     mtp.SPEC,
     *mock_specs.SPECS,
     mock_drawn.SPEC,
+    *mock_model_specs.SPECS,
 )
 
 _PLANNED_REASON = "not built yet"
