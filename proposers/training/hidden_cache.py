@@ -1,9 +1,10 @@
 """Hidden states on disk: the target runs over a corpus once, training reads its rows many times.
 
 Owns the files: shards of some pieces each, as safetensors, written beside their place and moved
-there, so that a run that was stopped redoes one shard at most. They lie in a folder named after
-target, taps and corpus; another of these is another folder. Reading maps the files into memory.
-Logits are never kept: training computes those it needs from the last hidden states.
+there, so that a run that was stopped redoes one shard at most. Each is named after what is in it,
+in a folder named after target and taps: a corpus that grows keeps what it has. Reading maps the
+files into memory. Logits are never kept: training computes those it needs from the last hidden
+states.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -32,23 +34,30 @@ _SHARD_PIECES = 64
 _FORMAT = 1  # of the shards; goes into the folder's name
 
 
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """Some pieces that follow each other in the corpus."""
+
+    name: str
+    pieces: Sequence[Piece]
+
+
 class HiddenCache:
     """The rows of a corpus, by piece.
 
     Args:
-        folder: of one target, taps and corpus; all its shards are there.
+        folder: of one target and taps; all shards of the corpus are there.
         pieces: the corpus.
     """
 
     def __init__(self, folder: Path, pieces: Sequence[Piece]) -> None:
-        self._starts = np.zeros(len(pieces), dtype=np.int64)  # of a piece's rows in its shard
         self.lengths = [len(piece.token_ids) for piece in pieces]
-        self._shards: list[Any] = []
-        for shard in range(0, len(pieces), _SHARD_PIECES):
-            lengths = self.lengths[shard : shard + _SHARD_PIECES]
-            self._starts[shard + 1 : shard + len(lengths)] = np.cumsum(lengths)[:-1]
-            path = folder / _shard_name(shard)
-            self._shards.append(safe_open(path, framework="pt"))
+        self._places: list[tuple[Any, slice]] = []  # of each piece: its file, and its rows there
+        for shard in _shards(pieces):
+            file, end = safe_open(folder / shard.name, framework="pt"), 0
+            for piece in shard.pieces:
+                start, end = end, end + len(piece.token_ids)
+                self._places.append((file, slice(start, end)))
 
     def batch(self, pieces: Sequence[int]) -> Batch:
         """These pieces' rows, side by side; hidden states are bf16."""
@@ -65,9 +74,8 @@ class HiddenCache:
         )
 
     def _rows(self, piece: int) -> dict[str, Tensor]:
-        shard, start = self._shards[piece // _SHARD_PIECES], int(self._starts[piece])
-        rows = slice(start, start + self.lengths[piece])
-        return {name: shard.get_slice(name)[rows] for name in shard.keys()}  # noqa: SIM118
+        file, rows = self._places[piece]
+        return {name: file.get_slice(name)[rows] for name in file.keys()}  # noqa: SIM118
 
 
 def build_cache(
@@ -87,25 +95,26 @@ def build_cache(
     Raises:
         OSError: the disk is full, or may not be written.
     """
-    folder = root / cache_key(target, teacher.taps, pieces)
+    about = [_FORMAT, target.fingerprint, list(teacher.taps)]
+    folder = root / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:20]
     folder.mkdir(parents=True, exist_ok=True)
-    for shard in range(0, len(pieces), _SHARD_PIECES):
-        part = pieces[shard : shard + _SHARD_PIECES]
-        if not (folder / _shard_name(shard)).exists():
-            _write_shard(folder / _shard_name(shard), teacher, part)
+    done = 0
+    for shard in _shards(pieces):
+        if not (folder / shard.name).exists():
+            _write_shard(folder / shard.name, teacher, shard.pieces)
+        done += len(shard.pieces)
         if progress is not None:
-            progress("hidden states", shard + len(part), len(pieces), "pieces")
+            progress("hidden states", done, len(pieces), "pieces")
     return HiddenCache(folder, pieces)
 
 
-def cache_key(target: Target, taps: Sequence[int], pieces: Sequence[Piece]) -> str:
-    """Name of the folder: changes with anything that changes a row."""
-    about = [_FORMAT, target.fingerprint, list(taps), corpus_digest(pieces)]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:20]
-
-
-def _shard_name(first_piece: int) -> str:
-    return f"{first_piece // _SHARD_PIECES:05d}.safetensors"
+def _shards(pieces: Sequence[Piece]) -> Iterator[_Shard]:
+    """Pieces of one kind together, so that text and chats grow apart from each other."""
+    for _, group in groupby(pieces, key=lambda piece: piece.kind):
+        same = list(group)
+        for start in range(0, len(same), _SHARD_PIECES):
+            part = same[start : start + _SHARD_PIECES]
+            yield _Shard(f"{corpus_digest(part)[:20]}.safetensors", part)
 
 
 def _write_shard(path: Path, teacher: Teacher, pieces: Sequence[Piece]) -> None:

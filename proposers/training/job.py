@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from proposers.training import curves, export
-from proposers.training.corpus import Piece
+from proposers.training.corpus import Piece, corpus_digest
 from proposers.training.draft_config import DraftConfig
 from proposers.training.draft_vocab import choose_draft_vocab
 from proposers.training.heads import Draft, Eagle1, Eagle3, Mtp
-from proposers.training.hidden_cache import Progress, build_cache, cache_key
+from proposers.training.hidden_cache import Progress, build_cache
 from proposers.training.objective import Objective
 from proposers.training.small_llama import SmallLlama
 from proposers.training.target import Target, Teacher
@@ -101,8 +101,8 @@ class DraftJob:
 
     def _key(self) -> str:
         """Everything that the weights follow from."""
-        cache = cache_key(self.target, self.teacher.taps, self.pieces)
-        about = [cache, asdict(self.draft), asdict(self.training)]
+        corpus = [self.target.fingerprint, *self.teacher.taps, corpus_digest(self.pieces)]
+        about = [corpus, asdict(self.draft), asdict(self.training)]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     def _write_curves(self, points: Sequence[Point]) -> None:

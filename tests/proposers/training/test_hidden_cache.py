@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from proposers.training import TeacherRows
-from proposers.training.hidden_cache import build_cache, cache_key
+from proposers.training.hidden_cache import build_cache
 from tests.proposers.training.conftest import Taught
 
 Teach = Callable[[tuple[int, ...]], Taught]
@@ -59,21 +60,37 @@ def test_an_interrupted_run_redoes_one_shard(tmp_path: Path, teach: Teach) -> No
     cache = build_cache(tmp_path, taught.target, again, taught.pieces)
     assert again.texts == len(taught.pieces) - 64
     assert cache.lengths == [len(piece.token_ids) for piece in taught.pieces]
-    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert names == {"00000.safetensors", "00001.safetensors"}
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".safetensors"}
     third = Counting(taught)
     build_cache(tmp_path, taught.target, third, taught.pieces)
     assert third.texts == 0
 
 
-def test_the_key_holds_what_rows_follow_from(teach: Teach) -> None:
-    """Guards states of another target, layer or text under the same name."""
+def test_a_corpus_that_grows_keeps_its_shards(tmp_path: Path, teach: Teach) -> None:
+    """Guards hours of the target's work that are thrown away for a few more chats."""
     taught = teach((1,))
-    keys = {
-        cache_key(taught.target, (1,), taught.pieces),
-        cache_key(taught.target, (2,), taught.pieces),
-        cache_key(taught.target, (1,), taught.pieces[1:]),
-        cache_key(taught.target, (1,), taught.pieces[::-1]),
-    }
-    assert len(keys) == 4
-    assert cache_key(taught.target, [1], list(taught.pieces)) in keys
+    texts = taught.pieces[:70]
+    chats = [replace(piece, kind="chat") for piece in taught.pieces[70:] + taught.pieces[:64]]
+    build_cache(tmp_path, taught.target, taught.teacher, [*texts, *chats[:64]])
+    again = Counting(taught)
+    cache = build_cache(tmp_path, taught.target, again, [*texts, *chats])
+    assert again.texts == len(chats) - 64
+    batch = cache.batch([len(texts) + len(chats) - 1])
+    assert batch.token_ids[0].tolist() == chats[-1].token_ids.tolist()
+
+
+@pytest.mark.parametrize("change", ["fingerprint", "taps", "text", "prompt"])
+def test_other_rows_are_not_taken_for_these(tmp_path: Path, teach: Teach, change: str) -> None:
+    """Guards states of another target, layer, text or mask."""
+    taught, other = teach((1,)), teach((2,))
+    build_cache(tmp_path, taught.target, taught.teacher, taught.pieces)
+    target, pieces = taught.target, list(taught.pieces)
+    if change == "fingerprint":
+        target = replace(target, fingerprint="another")
+    if change == "text":
+        pieces[3] = replace(pieces[3], token_ids=pieces[3].token_ids + 1)
+    if change == "prompt":
+        pieces[3] = replace(pieces[3], first=2)
+    again = Counting(other if change == "taps" else taught)
+    build_cache(tmp_path, target, again, pieces)
+    assert again.texts == (64 if change in ("text", "prompt") else len(pieces))
