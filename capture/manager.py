@@ -61,6 +61,15 @@ class CaptureStats:
     num_bytes: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tier:
+    """What the cells of a tier run, what fills their inputs, and how many rows one has."""
+
+    step: StepFn
+    prepare: PrepareFn
+    num_rows: Callable[[ShapeKey], int] = lambda key: key.num_tokens
+
+
 class CaptureManager:
     """See the module docstring.
 
@@ -91,9 +100,9 @@ class CaptureManager:
         self.config = config
         self.kind = resolve_graph_kind(config, buffers.device)
         self.stats = CaptureStats()
-        self._steps = steps
-        self._prepare = prepare
+        self._tiers = {tier: _Tier(step, prepare) for tier, step in steps.items()}
         self._run_program = run_program
+        self._cells: list[ShapeKey] = []  # all that can be replayed, largest first by tier
         self._graphs: dict[ShapeKey, Graph] = {}
         self._over_budget: set[ShapeKey] = set()
         self._closed = False
@@ -106,10 +115,37 @@ class CaptureManager:
             CaptureError: the step breaks the capture contract.
         """
         self._check_budget()
-        keys = list(self.table)
+        self._capture_cells(list(self.table), progress)
+
+    def capture_tier(
+        self,
+        tier: str,
+        step: StepFn,
+        prepare: PrepareFn,
+        *,
+        num_rows: Callable[[ShapeKey], int],
+        progress: ProgressFn | None = None,
+    ) -> None:
+        """Capture one more step over the table's cells that have drafts; for proposers.
+
+        Args:
+            tier: a name of its own.
+            step, prepare: as the target's.
+            num_rows: rows that a cell runs, for the count of padding.
+
+        Raises:
+            ValueError, CaptureError: as `capture_all`.
+        """
+        assert tier not in self._tiers, f"tier {tier} is captured already"
+        self._tiers[tier] = _Tier(step, prepare, num_rows)
+        self._capture_cells(self.table.draft_cells(tier), progress)
+
+    def _capture_cells(self, keys: Sequence[ShapeKey], progress: ProgressFn | None) -> None:
         for key in warm_up_cells(keys):
-            self._prepare(key, 0)
-            self._steps[key.tier](self.buffers.cell(key))
+            tier = self._tiers[key.tier]
+            tier.prepare(key, 0)
+            tier.step(self.buffers.cell(key))
+        self._cells.extend(keys)
         if self.config.lazy:
             return
         for index, key in enumerate(keys):
@@ -133,6 +169,8 @@ class CaptureManager:
         proposer.capture(self)
 
     def dispatch(self, num_reqs: int, num_draft_tokens: int, tier: str) -> ShapeKey:
+        """The smallest cell of a captured tier that holds such a batch."""
+        assert tier in self._tiers, f"tier {tier!r} is not captured: {sorted(self._tiers)}"
         return self.table.dispatch(num_reqs, num_draft_tokens, tier)
 
     def replay(self, key: ShapeKey, *, num_reqs: int, num_tokens: int) -> None:
@@ -141,11 +179,12 @@ class CaptureManager:
         Args:
             key: the cell.
             num_reqs: live requests, of the cell's `num_reqs`.
-            num_tokens: rows that carry a token, of the cell's `num_tokens`. The others are padding:
+            num_tokens: rows that carry a token, of all that the cell has. The others are padding:
                 those of requests that are not there, and tails behind a request's own drafts.
         """
         assert 1 <= num_reqs <= key.num_reqs, f"{num_reqs} live requests in cell {key}"
-        assert num_reqs <= num_tokens <= num_reqs * key.query_len, (
+        num_rows = self._tiers[key.tier].num_rows(key)
+        assert 1 <= num_tokens <= num_reqs * (num_rows // key.num_reqs), (
             f"{num_tokens} live rows of {num_reqs} requests in cell {key}"
         )
         graph = self._graphs.get(key)
@@ -155,7 +194,7 @@ class CaptureManager:
             graph = self._capture_late(key)
         graph.replay()
         self.stats.replays[str(key)] += 1
-        self.stats.padding_rows += key.num_tokens - num_tokens
+        self.stats.padding_rows += num_rows - num_tokens
         if key in self._over_budget:
             self.count_eager(OVER_BUDGET)
 
@@ -179,7 +218,7 @@ class CaptureManager:
         except MemoryBudgetError as error:
             logger.warning("cell %s runs uncaptured: %s", key, error)
             self._over_budget.add(key)
-            self._graphs[key] = EagerGraph(self._steps[key.tier], self.buffers, key)
+            self._graphs[key] = EagerGraph(self._tiers[key.tier].step, self.buffers, key)
             return self._graphs[key]
         finally:
             self.buffers.restore(inputs)
@@ -194,15 +233,16 @@ class CaptureManager:
         return graph
 
     def _make_graph(self, key: ShapeKey) -> Graph:
+        tier = self._tiers[key.tier]
         if self.kind == "eager":
-            return EagerGraph(self._steps[key.tier], self.buffers, key)
+            return EagerGraph(tier.step, self.buffers, key)
         if self.kind == "compiled":
-            return CompiledGraph(self._steps[key.tier], self.buffers, key)
+            return CompiledGraph(tier.step, self.buffers, key)
         return TapeGraph(
-            self._steps[key.tier],
+            tier.step,
             self.buffers,
             key,
-            prepare=lambda variant: self._prepare(key, variant),
+            prepare=lambda variant: tier.prepare(key, variant),
             run_program=self._run_program,
             debug=self.config.debug,
         )
@@ -214,11 +254,10 @@ class CaptureManager:
 
     def report(self) -> str:
         """The table as captured: one line a cell with seconds and bytes, and the totals."""
-        lines = [
-            f"graph kind {self.kind}, {len(self.stats.seconds)} of {len(self.table)} cells captured"
-        ]
+        captured = f"{len(self.stats.seconds)} of {len(self._cells)} cells captured"
+        lines = [f"graph kind {self.kind}, {captured}"]
         lines.append(f"{'cell':>16} {'seconds':>9} {'bytes':>10} {'replays':>8}")
-        for key in self.table:
+        for key in self._cells:
             name = str(key)
             seconds = self.stats.seconds.get(name)
             took = f"{seconds:9.3f}" if seconds is not None else f"{'-':>9}"

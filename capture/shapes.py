@@ -82,13 +82,15 @@ class ShapeTable:
 
     def __iter__(self) -> Iterator[ShapeKey]:
         """Cells, largest first (so that one memory pool sized by the first serves all)."""
-        keys = [
-            ShapeKey(n, d + 1, t)
-            for n in self.num_reqs
-            for d in self.draft_lengths
-            for t in self.tiers
-        ]
-        return iter(sorted(keys, key=lambda key: (-key.num_tokens, -key.num_reqs, key.tier)))
+        return iter(self._cells(self.draft_lengths, self.tiers))
+
+    def draft_cells(self, tier: str) -> list[ShapeKey]:
+        """Cells of a tier beside the table's own: those that have drafts, largest first."""
+        return self._cells(self.draft_lengths[1:], (tier,))
+
+    def _cells(self, draft_lengths: Sequence[int], tiers: Sequence[str]) -> list[ShapeKey]:
+        keys = [ShapeKey(n, d + 1, t) for n in self.num_reqs for d in draft_lengths for t in tiers]
+        return sorted(keys, key=lambda key: (-key.num_tokens, -key.num_reqs, key.tier))
 
     def __len__(self) -> int:
         return len(self.num_reqs) * len(self.draft_lengths) * len(self.tiers)
@@ -103,7 +105,6 @@ class ShapeTable:
         assert 0 <= num_draft_tokens <= self.draft_lengths[-1], (
             f"{num_draft_tokens} drafts: table holds 0..{self.draft_lengths[-1]}"
         )
-        assert tier in self.tiers, f"tier {tier!r} is not in the table: {self.tiers}"
         rows = self.num_reqs[bisect_left(self.num_reqs, num_reqs)]
         drafts = self.draft_lengths[bisect_left(self.draft_lengths, num_draft_tokens)]
         return ShapeKey(rows, drafts + 1, tier)

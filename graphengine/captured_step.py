@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from capture.buffers import BufferSpec, StaticBuffers
+from graphengine.models.block import ForwardBuffers, ForwardInputs
 from graphengine.models.config import ModelConfig
-from graphengine.models.decoder import Decoder, ForwardBuffers, ForwardInputs
+from graphengine.models.decoder import Decoder
 from graphengine.models.layers import LayerOps
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import (
@@ -29,6 +30,7 @@ from graphengine.sampling.cpu import NativeLogprobs, NativeSampler
 from graphengine.sampling.masks import mask_words
 from graphengine.sampling.params import MAX_LOGPROBS
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
+from proposers.device import DraftPlan
 
 Views = Mapping[str, torch.Tensor]
 
@@ -82,10 +84,19 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
     ]
 
 
-def make_buffers(model: ModelConfig, sizes: RunnerSizes, device: torch.device) -> StaticBuffers:
-    """The static buffers of a runner; on the meta device they only tell their size."""
+def make_buffers(
+    model: ModelConfig,
+    sizes: RunnerSizes,
+    device: torch.device,
+    draft: DraftPlan | None = None,
+) -> StaticBuffers:
+    """The static buffers of a runner; on the meta device they only tell their size.
+
+    Args:
+        draft: what the proposer needs beside the target's.
+    """
     return StaticBuffers(
-        buffer_specs(model, sizes),
+        [*buffer_specs(model, sizes), *(draft.buffers if draft is not None else ())],
         max_num_reqs=sizes.num_state_rows,
         max_num_tokens=MAX_PREFILL_ROWS,
         max_cell_tokens=sizes.max_cell_tokens,
@@ -102,7 +113,7 @@ class Forward:
     def __call__(self, views: Views) -> None:
         buffers = ForwardBuffers.of(views)
         self._decoder.forward(ForwardInputs.of(views), buffers)
-        self._decoder.logits(views["logits"], buffers)
+        self._decoder.logits(views["logits"], buffers.hidden, buffers.normed)
 
 
 class Choose:

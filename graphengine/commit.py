@@ -25,6 +25,7 @@ def commit(
     num_draft_tokens: int,
     num_accepted: int | None = None,
     logprobs: Sequence[Mapping[int, Logprob]] = (),
+    num_draft_rows: int | None = None,
 ) -> None:
     """Keeps the first `len(sampled_token_ids)` rows of the verify step and drops the rest.
 
@@ -41,6 +42,8 @@ def commit(
         num_accepted: how many of the *kept* tokens were drafts: `num_sampled - 1`, the default, or
             `num_sampled` where a stop cut the block behind an accepted draft.
         logprobs: one for each of `sampled_token_ids`, where the request asks for them.
+        num_draft_rows: leading slots that hold draft KV now, were all drafts accepted; None: the
+            proposer has touched none.
 
     Raises:
         CommitError: the request is not decoding, no token, more tokens than rows written, past the
@@ -68,6 +71,8 @@ def commit(
     metrics.num_draft_tokens += num_draft_tokens
     metrics.num_accepted_tokens += accepted
     kv.keep_rows(request, len(ids))
+    if num_draft_rows is not None:
+        kv.keep_draft_rows(request, num_draft_rows)
 
 
 def _problem(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -73,7 +74,7 @@ class SpeculativeConfig:
         self,
         method: str,
         *,
-        model: str | None = None,
+        model: str | Path | None = None,
         max_draft_tokens: int = 6,
         verification: str = "exact",
         draft_sampling: DraftSampling = "greedy",
@@ -104,16 +105,14 @@ class SpeculativeConfig:
             )
         if self_check not in ("error", "warn", "off"):
             raise ValueError(f"self_check={self_check!r}: allowed are error, warn, off")
-        if model is not None and not isinstance(model, str):
-            raise ValueError(f"model={model!r}: expected a path or None")
-        for name, value, default in (("model", model, None), ("self_check", self_check, "error")):
-            if value != default and info.kind == "host":
-                raise ValueError(
-                    f"{name}={value!r}: proposer {method!r} carries no model; leave it out"
-                )
+        _check_model(model, info)
+        if self_check != "error" and info.model == "none":
+            raise ValueError(
+                f"self_check={self_check!r}: proposer {method!r} carries no model; leave it out"
+            )
         fields: dict[str, object] = {
             "method": method,
-            "model": model,
+            "model": None if model is None else str(model),
             "max_draft_tokens": max_draft_tokens,
             "verification": verification,
             "draft_sampling": draft_sampling,
@@ -267,6 +266,22 @@ def resolve_dtype(asked: str, checkpoint: torch.dtype) -> torch.dtype:
 def _integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{name}={value!r}: expected an integer from {low} to {high}")
+
+
+def _check_model(model: object, info: ProposerInfo) -> None:
+    if model is None and info.model == "required":
+        raise ValueError(
+            f"model=None: proposer {info.name!r} needs the path of a checkpoint, such as "
+            f'SpeculativeConfig({info.name!r}, model="/path/to/checkpoint")'
+        )
+    if model is None:
+        return
+    if not isinstance(model, str | Path) or not str(model):
+        raise ValueError(f"model={model!r}: expected the path of a checkpoint, or None")
+    if info.model == "none":
+        raise ValueError(
+            f"model={str(model)!r}: proposer {info.name!r} carries no model; leave it out"
+        )
 
 
 def _check_draft_sampling(value: str, verification: str, info: ProposerInfo) -> None:

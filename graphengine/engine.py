@@ -13,22 +13,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from graphengine.admission import make_requests
 from graphengine.commit import commit
 from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.delivery import Delivery
+from graphengine.drafting import Drafting
 from graphengine.kv.manager import KVManager
 from graphengine.outputs import EngineStats, RequestOutput
 from graphengine.request import RequestStatus
 from graphengine.sampled import Sampled, read_sampled
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk, ScheduledDecode, Scheduler, StepPlan
-from graphengine.startup import StartProgress, make_proposer, start
+from graphengine.startup import StartProgress, start
 from graphengine.stats import StatsCounter
 from graphengine.streams import OutputStream
-from proposers.base import Commit, Draft, ProposeInputs, Proposer
+from proposers.base import Draft, Proposer
 
 
 class Engine:
@@ -58,7 +57,7 @@ class Engine:
         assert proposer is None or isinstance(self.config.speculative, SpeculativeConfig), (
             "a proposer needs a draft length"
         )
-        started = start(model, self.config, progress)
+        started = start(model, self.config, progress, proposer)
         resolved = started.resolved
         self.resolved = resolved
         self.tokenizer = started.tokenizer
@@ -70,11 +69,15 @@ class Engine:
             num_blocks=resolved.num_blocks,
             block_size=resolved.sizes.block_size,
             enable_prefix_caching=resolved.scheduler.enable_prefix_caching,
+            lookahead=resolved.sizes.lookahead,
         )
         self.scheduler = Scheduler(resolved.scheduler, self.kv)
-        self.proposer = proposer if proposer is not None else make_proposer(resolved)
-        if self.proposer is not None and self.proposer.graph_safe:
-            self.runner.manager.capture_proposer(self.proposer)
+        self.drafting = Drafting(
+            started.proposer,
+            self.state,
+            self.runner.manager,
+            vocab_size=resolved.model.vocab_size,
+        )
         self._draft_limit = resolved.sizes.max_draft_tokens
         self.delivery = Delivery(self.scheduler.finish)
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
@@ -185,6 +188,15 @@ class Engine:
         self.delivery.hand_back(outputs)
 
     @property
+    def proposer(self) -> Proposer | None:
+        """What drafts; None where nothing does. Another one of the host may take its place."""
+        return self.drafting.proposer
+
+    @proposer.setter
+    def proposer(self, proposer: Proposer | None) -> None:
+        self.drafting.proposer = proposer
+
+    @property
     def draft_limit(self) -> int:
         """Most drafts that a step may carry now; 0 is off: the k = 0 cells serve every step.
 
@@ -286,33 +298,17 @@ class Engine:
         if not chunks:
             return
         self.runner.prefill(chunks)
+        drafted = self.drafting.prefill(chunks) if self._draft_limit else None
         with self._bookkeeping():
-            for chunk in chunks:
+            for index, chunk in enumerate(chunks):
                 self.scheduler.advance_prefill(chunk)
+                if drafted is not None:
+                    self.kv.keep_draft_rows(chunk.request, int(drafted[index]))
                 self._counter.num_prefill_tokens += chunk.num_tokens
 
     def _propose(self, plan: StepPlan) -> Draft:
         self._forget()
-        num_reqs = len(plan.decodes)
-        if self.proposer is None or plan.k == 0:
-            return Draft.empty(num_reqs, plan.k)
-        allowances = np.array([decode.max_draft_tokens for decode in plan.decodes], dtype=np.int32)
-        allowances.flags.writeable = False  # rows are reserved for these: not its own to raise
-        inputs = ProposeInputs(
-            request_ids=[decode.request.request_id for decode in plan.decodes],
-            token_ids=[self.state.history(decode.request) for decode in plan.decodes],
-            num_draft_tokens=allowances,
-            k=plan.k,
-            sampling=[decode.request.sampling for decode in plan.decodes],
-        )
-        draft = self.proposer.propose(inputs)
-        assert isinstance(draft, Draft), (
-            f"proposer {self.proposer.name!r} gave {draft!r:.80}: expected a Draft"
-        )
-        draft.validate(inputs, self.resolved.model.vocab_size)
-        if not self.proposer.graph_safe:
-            self.runner.manager.count_eager(f"proposer:{self.proposer.name}")
-        return draft
+        return self.drafting.propose(plan)
 
     def _verify(self, decodes: Sequence[ScheduledDecode], draft: Draft) -> list[Sampled]:
         """Verify the drafts of every decode that is still alive."""
@@ -323,13 +319,10 @@ class Engine:
         ]
         if not alive:
             return []
-        requests = [decodes[index].request for index in alive]
-        drafts, lengths = draft.token_ids[alive], draft.num_draft_tokens[alive]
-        probs = None if draft.probs is None else draft.probs[alive]
-        packed = self.runner.verify(requests, drafts, lengths, probs)
+        found, draft = [decodes[index] for index in alive], draft.rows(alive)
+        packed = self.runner.verify([decode.request for decode in found], draft)
         self._counter.count_step(len(alive))
-        found = [decodes[index] for index in alive]
-        return read_sampled(found, lengths.tolist(), packed.tolist(), self.runner)
+        return read_sampled(found, draft, packed.tolist(), self.runner)
 
     def _cut(self, sampled: list[Sampled]) -> list[Sampled]:
         """End blocks at stop strings, which only text can show: as if nothing came after them."""
@@ -352,6 +345,7 @@ class Engine:
                 item.num_draft_tokens,
                 item.num_accepted,
                 item.logprobs,
+                item.num_draft_rows,
             )
             self.state.follow(request)
             self._counter.count_request(
@@ -371,19 +365,10 @@ class Engine:
         Last of all, so that a proposer that raises here finds a finished step behind it.
         """
         try:
-            if self.proposer is not None and sampled:
-                self.proposer.on_commit(
-                    Commit(
-                        request_ids=[item.decode.request.request_id for item in sampled],
-                        token_ids=[item.token_ids for item in sampled],
-                        num_accepted=[item.num_accepted for item in sampled],
-                    )
-                )
+            self.drafting.on_commit(sampled)
         finally:
             self._forget()
 
     def _forget(self) -> None:
         """Tell the proposer who is gone: what has ended, and what is to start over."""
-        gone = self.delivery.take_gone()
-        if gone and self.proposer is not None:
-            self.proposer.forget(gone)
+        self.drafting.forget(self.delivery.take_gone())

@@ -28,7 +28,7 @@ from graphengine.sampling.state import SamplerState
 class MemoryPlan:
     """Bytes by part."""
 
-    weights: int
+    weights: int  # the draft's included, as in all of these
     buffers: int  # static buffers, which all cells share
     scratch: int  # attention's partials, rotation tables, rows of requests, logits of prompts
     kv: int
@@ -54,11 +54,13 @@ def plan_memory(resolved: ResolvedConfig) -> MemoryPlan:
     rotation = sizes.max_model_len * model.head_dim * 4
     rows = RequestState.row_bytes(sizes.max_model_len, sizes.block_size) * sizes.max_num_seqs
     rows += SamplerState.row_bytes(model.vocab_size) * (sizes.max_num_seqs + 1)
+    draft = resolved.draft
+    weights = DecoderWeights.allocate(model, resolved.dtype, meta).num_bytes
     return MemoryPlan(
-        weights=DecoderWeights.allocate(model, resolved.dtype, meta).num_bytes,
-        buffers=make_buffers(model, sizes, meta).num_bytes,
+        weights=weights + (draft.num_weight_bytes if draft is not None else 0),
+        buffers=make_buffers(model, sizes, meta, draft).num_bytes,
         scratch=SCRATCH_FLOATS * 4 + rotation + rows + PromptLogprobs.num_bytes(model.vocab_size),
-        kv=resolved.num_blocks * block_bytes(model, resolved.dtype, sizes.block_size),
+        kv=resolved.num_blocks * block_bytes(model, resolved.dtype, sizes.block_size, draft),
     )
 
 

@@ -17,17 +17,15 @@ import torch
 
 from capture.compile import PieceCompiler
 from capture.config import CaptureConfig
-from capture.manager import CaptureManager
+from capture.manager import Capturable, CaptureManager
 from capture.shapes import ShapeKey
 from graphengine import step_batch
-from graphengine.attention.base import AttentionShape
-from graphengine.attention.cpu import NativeAttention
 from graphengine.captured_step import make_buffers, make_steps
 from graphengine.kernels import library
-from graphengine.models.decoder import Decoder, DecoderWeights, ForwardBuffers, ForwardInputs
-from graphengine.models.layers import LayerOps
-from graphengine.models.native_ops import NativeOps
-from graphengine.models.torch_ops import TorchOps
+from graphengine.models.block import ForwardBuffers, ForwardInputs
+from graphengine.models.decoder import DecoderWeights
+from graphengine.models.factory import LayerFactory
+from graphengine.models.hidden_states import HiddenStates
 from graphengine.probe import VerifierShape
 from graphengine.prompt_logprobs import PromptLogprobs
 from graphengine.request import Request
@@ -44,6 +42,7 @@ from graphengine.resolve import (
 from graphengine.sampling.cpu import NativeGreedyVerify, NativeSampler
 from graphengine.sampling.verifier import GreedyVerify, greedy_verify
 from graphengine.scheduler import PrefillChunk
+from proposers.base import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +76,17 @@ class ModelRunner:
         self.sizes = resolved.sizes
         self.compiler = PieceCompiler("inductor" if capture.compile == "inductor" else "off")
         native = capture.compile in ("auto", "native")
-        self.decoder = make_decoder(
-            resolved, weights, kv_caches, compiler=None if native else self.compiler
+        self.layers = LayerFactory(
+            resolved.dtype,
+            max_model_len=self.sizes.max_model_len,
+            compiler=None if native else self.compiler,
         )
+        self.hidden_states = _hidden_states(resolved)
+        self.decoder = self.layers.decoder(resolved.model, weights, kv_caches, self.hidden_states)
         self.verifier: GreedyVerify = (
             NativeGreedyVerify() if native else self.compiler.piece("greedy_verify", greedy_verify)
         )
-        self.buffers = make_buffers(resolved.model, self.sizes, resolved.device)
+        self.buffers = make_buffers(resolved.model, self.sizes, resolved.device, resolved.draft)
         sampler = NativeSampler(state.sampler, rejection=self.sizes.rejection)
         self.manager = CaptureManager(
             resolved.table,
@@ -122,35 +125,32 @@ class ModelRunner:
             num_token_ids=self.buffers.whole("token_ids").numel(),
         )
 
-    def capture(self, progress: Callable[[int, int, str], None] | None = None) -> None:
-        """Capture the whole table."""
+    def capture(
+        self,
+        progress: Callable[[int, int, str], None] | None = None,
+        proposer: Capturable | None = None,
+    ) -> None:
+        """Capture the whole table, and the proposer's graphs behind it."""
         self.manager.capture_all(progress)
         for num_rows in (1, 2):  # torch compiles a piece for one row, and for any more
             self._forward_prefill(self.buffers.prefill(num_reqs=1, num_tokens=num_rows))
+        if proposer is not None:
+            self.manager.capture_proposer(proposer)
         self.compiler.finish_warmup()
 
-    def verify(
-        self,
-        requests: Sequence[Request],
-        draft_token_ids: IntArray,
-        num_draft_tokens: IntArray,
-        draft_probs: torch.Tensor | None = None,
-    ) -> IntArray:
+    def verify(self, requests: Sequence[Request], draft: Draft) -> IntArray:
         """Run one decode step through the table.
 
         Args:
             requests: [num_reqs] in batch order, their state rows up to date.
-            draft_token_ids: [num_reqs, k], anything beyond each request's drafts.
-            num_draft_tokens: [num_reqs].
-            draft_probs: [num_reqs, k, vocab] fp32, what drafts were drawn by; None: they were
-                certain. Looked at by rejection alone.
+            draft: of these requests. Its distributions are looked at by rejection alone.
 
         Returns:
             int32 [num_reqs, k_max + 3], a view of the output buffer, valid until the next step:
             number of emitted tokens, how many of them were drafts, then their ids, -1 beyond.
         """
-        probs = None if draft_probs is None else draft_probs.detach().numpy()
-        batch = step_batch.DecodeBatch(requests, draft_token_ids, num_draft_tokens, probs)
+        probs = None if draft.probs is None else draft.probs.detach().numpy()
+        batch = step_batch.DecodeBatch(requests, draft.token_ids, draft.num_draft_tokens, probs)
         tier = tier_of(requests)
         if tier == CUSTOM:
             self._replay(batch, LOGITS)
@@ -256,34 +256,16 @@ def tier_of(requests: Iterable[Request]) -> str:
     return GREEDY if is_greedy else SAMPLED
 
 
-def make_decoder(
-    resolved: ResolvedConfig,
-    weights: DecoderWeights,
-    kv_caches: list[torch.Tensor],
-    *,
-    compiler: PieceCompiler | None,
-) -> Decoder:
-    """The decoder with native ops, or with torch's through a compiler."""
-    model, sizes, dtype = resolved.model, resolved.sizes, resolved.dtype
-    ops: LayerOps
-    if compiler is None:
-        ops = NativeOps(dtype, model.rms_norm_eps)
-    else:
-        ops = TorchOps(compiler, dtype, model.rms_norm_eps)
-    shape = AttentionShape(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=sizes.block_size,
-        sliding_window=model.sliding_window,
-    )
-    return Decoder(
-        model,
-        weights,
-        kv_caches,
-        ops=ops,
-        attention=NativeAttention(dtype, shape),
-        max_model_len=sizes.max_model_len,
+def _hidden_states(resolved: ResolvedConfig) -> HiddenStates | None:
+    """Room for what the proposer reads of the target; None: nothing."""
+    if resolved.draft is None or not resolved.draft.taps:
+        return None
+    return HiddenStates(
+        resolved.draft.taps,
+        hidden_size=resolved.model.hidden_size,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.sizes.block_size,
+        dtype=resolved.dtype,
     )
 
 

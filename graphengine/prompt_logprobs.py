@@ -13,7 +13,8 @@ from typing import Final
 
 import torch
 
-from graphengine.models.decoder import Decoder, ForwardBuffers
+from graphengine.models.block import ForwardBuffers
+from graphengine.models.decoder import Decoder
 from graphengine.sampling.cpu import NativeLogprobs
 from graphengine.sampling.logprobs import read_logprobs
 from graphengine.sampling.params import MAX_LOGPROBS
@@ -64,7 +65,7 @@ class PromptLogprobs:
         assert number is not None
         assert known is not None
         logits = self._logits[:num_rows]
-        self._decoder.logits(logits, buffers)
+        self._decoder.logits(logits, buffers.hidden, buffers.normed)
         following = request.prompt_token_ids[position + 1 : position + 1 + num_rows]
         views = {
             "logits": logits,

@@ -1,7 +1,8 @@
 """Resolution: every size that follows from a checkpoint's config and a user's configuration.
 
-Owns the defaults that depend on the checkpoint and the checks across fields. Reads no weights and
-allocates nothing, so what it refuses is refused at once.
+Owns the defaults that depend on the checkpoint and the checks across fields. Reads headers, those
+of a draft's checkpoint too, but no weights, and allocates nothing: what it refuses is refused at
+once.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeTable
 from graphengine.attention import cpu
 from graphengine.config import EngineConfig, SpeculativeConfig, resolve_device, resolve_dtype
+from graphengine.draft_site import plan_draft
 from graphengine.kv.cache import resolve_num_blocks
 from graphengine.models.config import ModelConfig
+from graphengine.models.loader import OpenedModel
 from graphengine.scheduler import SchedulerConfig
+from proposers.device import DraftPlan
 
 GREEDY = "greedy"  # tier of steps whose every row is T = 0 without an active processor
 SAMPLED = "sampled"  # tier of others: the whole processor stack
@@ -41,6 +45,7 @@ class RunnerSizes:
     block_size: int
     rejection: bool = False  # verification: drafts may come with the distribution they are from
     custom_logits: bool = False  # requests may bring logits processors
+    lookahead: int = 0  # tokens behind its own that a slot's draft KV depends on
 
     @property
     def num_state_rows(self) -> int:
@@ -49,8 +54,8 @@ class RunnerSizes:
 
     @property
     def max_cell_tokens(self) -> int:
-        """Rows of the largest cell."""
-        return self.num_state_rows * (self.max_draft_tokens + 1)
+        """Rows of the largest cell, and of the largest window that drafts are extended by."""
+        return self.num_state_rows * (self.max_draft_tokens + max(1, self.lookahead))
 
     @property
     def max_blocks(self) -> int:
@@ -70,10 +75,16 @@ class ResolvedConfig:
     table: ShapeTable
     scheduler: SchedulerConfig
     num_blocks: int
+    draft: DraftPlan | None = None  # of a proposer that carries a model
 
 
-def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
+def resolve(
+    model: ModelConfig, config: EngineConfig, checkpoint: OpenedModel | None = None
+) -> ResolvedConfig:
     """Resolve and check every choice and size; reads no weights.
+
+    Args:
+        checkpoint: the target's, for proposers that carry a model.
 
     Raises:
         ValueError: naming the field that is out of range or contradicts another.
@@ -97,6 +108,9 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             f"{model.max_position_embeddings}; lower max_model_len"
         )
     batched = _resolve_batched_tokens(config, max_model_len, max_draft_tokens)
+    draft = None
+    if speculative is not None and checkpoint is not None:
+        draft = plan_draft(speculative, checkpoint, dtype=dtype, max_model_len=max_model_len)
     sizes = RunnerSizes(
         max_num_seqs=config.max_num_seqs,
         max_draft_tokens=max_draft_tokens,
@@ -104,6 +118,7 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
         block_size=config.cache.block_size,
         rejection=speculative is not None and speculative.verification == "rejection",
         custom_logits=config.logits_processors,
+        lookahead=draft.lookahead if draft is not None else 0,
     )
     return ResolvedConfig(
         model=model,
@@ -130,7 +145,9 @@ def resolve(model: ModelConfig, config: EngineConfig) -> ResolvedConfig:
             dtype,
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
+            draft=draft,
         ),
+        draft=draft,
     )
 
 

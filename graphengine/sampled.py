@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from graphengine.model_runner import ModelRunner
 from graphengine.sampling.logprobs import Logprob, read_logprobs
 from graphengine.scheduler import ScheduledDecode
+from proposers.base import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Sampled:
     num_draft_tokens: int
     num_accepted: int  # of `token_ids`, how many were drafts
     logprobs: Sequence[Mapping[int, Logprob]] = ()  # one for each token, where asked for
+    num_draft_rows: int | None = None  # see `commit`
 
     def cut(self, count: int) -> Sampled:
         """The first `count` tokens of it, as if nothing came after them."""
@@ -35,19 +37,22 @@ class Sampled:
 
 def read_sampled(
     decodes: Sequence[ScheduledDecode],
-    num_draft_tokens: Sequence[int],
+    draft: Draft,
     packed: Sequence[list[int]],
     runner: ModelRunner,
 ) -> list[Sampled]:
     """Read what `runner` has just verified.
 
     Args:
-        decodes, num_draft_tokens: `[num_reqs]`, in the order of the batch.
+        decodes: `[num_reqs]`, in the order of the batch.
+        draft: what was verified, in that order.
         packed: `[num_reqs]` rows: number of tokens, how many were drafts, then the ids.
     """
+    lengths = draft.num_draft_tokens.tolist()
+    cached = [None] * len(decodes) if draft.num_cached is None else draft.num_cached.tolist()
     sampled = [
-        Sampled(decode, row[2 : 2 + row[0]], length, row[1])
-        for decode, length, row in zip(decodes, num_draft_tokens, packed, strict=True)
+        Sampled(decode, row[2 : 2 + row[0]], length, row[1], num_draft_rows=rows)
+        for decode, length, rows, row in zip(decodes, lengths, cached, packed, strict=True)
     ]
     wanted = [decode.request.params.logprobs for decode in decodes]
     if all(number is None for number in wanted):

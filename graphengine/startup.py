@@ -12,14 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
-import torch
 
 from capture.manager import check_memory_budget
 from graphengine.config import EngineConfig
+from graphengine.draft_runtime import EngineDraftRuntime
 from graphengine.kernels import library
 from graphengine.kv import cache as kv_cache
 from graphengine.memory import available_bytes, plan_memory
@@ -31,9 +27,9 @@ from graphengine.models.tokenizer import Tokenizer
 from graphengine.numerics import check_row_invariance
 from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig, resolve
-from graphengine.sampling import noise
+from graphengine.runtime import EngineRuntime
 from proposers import registry
-from proposers.base import DraftSampling, Proposer, RequestSampling
+from proposers.base import Proposer
 
 logger = logging.getLogger(__name__)
 
@@ -74,30 +70,6 @@ class StartTimes:
         return ", ".join([*parts, total, "a warm start" if self.warm else "a cold start"])
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRuntime:
-    """What a proposer is told about its engine (`proposers.base.Runtime`)."""
-
-    vocab_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_draft_tokens: int
-    device: torch.device
-    draft_sampling: DraftSampling = "greedy"
-
-    def gumbels(
-        self, request: RequestSampling, position: int, stream: Literal["target", "draft"]
-    ) -> npt.NDArray[np.float64]:
-        """Gumbel numbers [vocab_size] of a place, as the captured sampler has them."""
-        return noise.gumbels(
-            request.seed,
-            position=position,
-            stream=noise.TARGET if stream == "target" else noise.DRAFT,
-            choice=request.choice,
-            count=self.vocab_size,
-        )
-
-
 @dataclass(slots=True, kw_only=True)
 class Started:
     """What `start` built."""
@@ -105,16 +77,23 @@ class Started:
     resolved: ResolvedConfig
     runner: ModelRunner
     state: RequestState
+    proposer: Proposer | None
     tokenizer: Tokenizer | None
     sampling_defaults: SamplingDefaults
     times: StartTimes
 
 
 def start(
-    model: str | Path, config: EngineConfig, progress: StartProgress | None = None
+    model: str | Path,
+    config: EngineConfig,
+    progress: StartProgress | None = None,
+    proposer: Proposer | None = None,
 ) -> Started:
     """Build everything. Returns when the whole table is captured: what is returned is ready to
     serve.
+
+    Args:
+        proposer: to be used instead of the one that the configuration names.
 
     Raises:
         ValueError: the checkpoint or the configuration is refused.
@@ -122,7 +101,7 @@ def start(
     times = StartTimes()
     with times.phase("headers"):
         opened = open_model(model)
-        resolved = resolve(opened.config, config)
+        resolved = resolve(opened.config, config, opened)
         planned = plan_memory(resolved)
         check_memory_budget(config.capture, planned.buffers)
         planned.check(available_bytes())
@@ -141,42 +120,52 @@ def start(
             vocab_size=resolved.model.vocab_size,
         )
         caches = kv_cache.allocate(
-            resolved.model,
+            kv_cache.model_layers(resolved.model),
             resolved.dtype,
             num_blocks=resolved.num_blocks,
             block_size=sizes.block_size,
             device=resolved.device,
         )
         runner = ModelRunner(resolved, weights, caches, capture=config.capture, state=state)
+    if proposer is None and resolved.speculative is not None:
+        with times.phase("proposer"):
+            proposer = _make_proposer(resolved, runner)
     _check_numerics(runner, config, times)
     with times.phase("capture"):
-        runner.capture(None if progress is None else lambda *done: progress("capture", *done))
+        runner.capture(
+            None if progress is None else lambda *done: progress("capture", *done),
+            proposer if proposer is not None and proposer.graph_safe else None,
+        )
         if runner.compiler.events:
             times.cached["capture"] = all(event.cache_hit for event in runner.compiler.events)
     return Started(
         resolved=resolved,
         runner=runner,
         state=state,
+        proposer=proposer,
         tokenizer=tokenizer,
         sampling_defaults=opened.sampling_defaults,
         times=times,
     )
 
 
-def make_proposer(resolved: ResolvedConfig) -> Proposer | None:
-    """The proposer that the configuration names; None where speculation is off."""
-    speculative, sizes = resolved.speculative, resolved.sizes
+def _make_proposer(resolved: ResolvedConfig, runner: ModelRunner) -> Proposer | None:
+    """The proposer that the configuration names, its weights read; None where nobody drafts."""
+    speculative = resolved.speculative
     if speculative is None:
         return None
-    runtime = EngineRuntime(
-        vocab_size=resolved.model.vocab_size,
-        max_model_len=sizes.max_model_len,
-        max_num_seqs=sizes.max_num_seqs,
-        max_draft_tokens=sizes.max_draft_tokens,
+    if resolved.draft is None:
+        runtime = EngineRuntime.of(resolved)
+        return registry.create(speculative.method, dict(speculative.options), runtime)
+    caches = kv_cache.allocate(
+        resolved.draft.kv_layers,
+        resolved.dtype,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.sizes.block_size,
         device=resolved.device,
-        draft_sampling=speculative.draft_sampling,
     )
-    return registry.create(speculative.method, dict(speculative.options), runtime)
+    built = resolved.draft.build(EngineDraftRuntime(resolved, runner, caches))
+    return registry.checked(built, registry.find(speculative.method).info)
 
 
 def _check_numerics(runner: ModelRunner, config: EngineConfig, times: StartTimes) -> None:

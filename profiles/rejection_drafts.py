@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 
 from graphengine.config import SpeculativeConfig
+from graphengine.runtime import EngineRuntime
 from graphengine.sampling import noise
 from graphengine.sampling.params import SamplingParams
-from graphengine.startup import EngineRuntime
 from profiles.target_law import Target
 from proposers.base import Draft, ProposeInputs, RequestSampling, TokenArray
 from proposers.mock_drawn import DrawnProposer, Logits

@@ -20,8 +20,6 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, Final
 
-import numpy as np
-
 from capture.config import CaptureConfig
 from graphengine.bench.environment import command_line, describe, describe_engine
 from graphengine.bench.ratios import median_interval
@@ -31,6 +29,7 @@ from graphengine.bench.workloads import load_workloads
 from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
+from proposers.base import Draft
 
 PROMPTS = Path(__file__).parent / "prompts" / "bench.json"
 CONTEXT = 100  # tokens before the step, each request
@@ -90,8 +89,7 @@ def texts(engine: Engine, count: int, num_tokens: int) -> list[list[int]]:
 def time_kinds(engine: Engine, batch_size: int, k: int, turns: int) -> dict[str, list[float]]:
     """Seconds of each kind's step by turn; the first turn is a warm-up and left out."""
     rows = texts(engine, batch_size, CONTEXT + k)
-    drafts = np.array([ids[CONTEXT:] for ids in rows], dtype=np.int32).reshape(batch_size, k)
-    lengths = np.full(batch_size, k, dtype=np.int32)
+    draft = Draft.from_rows([ids[CONTEXT:] for ids in rows], k)
     prompts = [ids[:CONTEXT] for ids in rows] * len(KINDS)
     params = [
         SamplingParams(max_tokens=k + 2, ignore_eos=True, seed=seed, **fields)
@@ -109,7 +107,7 @@ def time_kinds(engine: Engine, batch_size: int, k: int, turns: int) -> dict[str,
             draw.shuffle(order)
             for kind in order:
                 start = time.perf_counter()
-                engine.runner.verify(batches[kind], drafts, lengths)
+                engine.runner.verify(batches[kind], draft)
                 took = time.perf_counter() - start
                 if turn > 0:
                     seconds[kind].append(took)

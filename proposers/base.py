@@ -9,7 +9,7 @@ decides, so a proposer may guess as it likes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -40,6 +40,16 @@ class RequestSampling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CacheRows:
+    """Where the requests of a batch lie in the KV cache; for proposers with KV of their own."""
+
+    # int32 [num_reqs, max_blocks]; 0, the null block, where nothing is allocated
+    block_table: TokenArray
+    # int32 [num_reqs]: leading slots whose draft KV is valid
+    num_cached: TokenArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ProposeInputs:
     """What a proposer may look at for one step. The engine writes it, a proposer only reads it.
 
@@ -58,6 +68,8 @@ class ProposeInputs:
     k: int
     # num_reqs entries from the engine; none only in inputs made by hand, where all is greedy
     sampling: Sequence[RequestSampling] = ()
+    # None only in inputs made by hand
+    cache: CacheRows | None = None
 
     def __post_init__(self) -> None:
         num_reqs = len(self.request_ids)
@@ -87,6 +99,12 @@ class Draft:
     # float32 [num_reqs, k, vocab], on the host: the distribution that each draft was drawn from,
     # these very numbers, summing to 1; None: drafts are deterministic
     probs: torch.Tensor | None = None
+    # int32 [num_reqs]: leading slots whose draft KV is valid now, as long as the drafts in them are
+    # accepted; None: no KV was touched
+    num_cached: TokenArray | None = None
+    # int32 [num_reqs]: tokens at the end of the history that the source of the row's drafts
+    # matched, 0 for no match; None: the proposer does not match
+    match_lengths: TokenArray | None = None
 
     @classmethod
     def empty(cls, num_reqs: int, k: int) -> Draft:
@@ -97,14 +115,32 @@ class Draft:
         )
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Sequence[int] | TokenArray], k: int) -> Draft:
+    def from_rows(
+        cls,
+        rows: Sequence[Sequence[int] | TokenArray],
+        k: int,
+        match_lengths: Sequence[int] | None = None,
+    ) -> Draft:
         """A draft of width k from one sequence of at most k token ids for each request."""
         draft = cls.empty(len(rows), k)
+        if match_lengths is not None:
+            draft = replace(draft, match_lengths=np.array(match_lengths, dtype=np.int32))
         for index, row in enumerate(rows):
             assert len(row) <= k, f"row {index} has {len(row)} drafts, the width is {k}"
             draft.token_ids[index, : len(row)] = row
             draft.num_draft_tokens[index] = len(row)
         return draft
+
+    def rows(self, indices: Sequence[int]) -> Draft:
+        """The drafts of these requests alone."""
+        chosen = list(indices)
+        return Draft(
+            token_ids=self.token_ids[chosen],
+            num_draft_tokens=self.num_draft_tokens[chosen],
+            probs=None if self.probs is None else self.probs[chosen],
+            num_cached=None if self.num_cached is None else self.num_cached[chosen],
+            match_lengths=None if self.match_lengths is None else self.match_lengths[chosen],
+        )
 
     def validate(self, inputs: ProposeInputs, vocab_size: int) -> None:
         """Raise AssertionError, naming the row, where this does not answer inputs as promised."""
@@ -112,8 +148,9 @@ class Draft:
         for field, array, expected in (
             ("token_ids", self.token_ids, (num_reqs, k)),
             ("lengths", self.num_draft_tokens, (num_reqs,)),
+            ("match_lengths", self.match_lengths, (num_reqs,)),
         ):
-            if array.shape != expected or array.dtype != np.int32:
+            if array is not None and (array.shape != expected or array.dtype != np.int32):
                 raise AssertionError(
                     f"draft {field} are {array.dtype} {array.shape}, expected int32 {expected}"
                 )
@@ -129,6 +166,13 @@ class Draft:
                 f"{self.num_draft_tokens[row]} drafts, allowance {inputs.num_draft_tokens[row]}"
             ),
         )
+        if self.match_lengths is not None:
+            sizes = self.match_lengths
+            histories = [len(tokens) for tokens in inputs.token_ids]
+            _fail_on_first_row(
+                (sizes < 0) | (sizes > np.array(histories, dtype=np.int32)),
+                lambda row: f"{sizes[row]} tokens matched of a history of {histories[row]}",
+            )
         live = np.arange(k)[None, :] < self.num_draft_tokens[:, None]
         _fail_on_first_row(
             (live & ((self.token_ids < 0) | (self.token_ids >= vocab_size))).any(axis=1),
@@ -272,7 +316,17 @@ class Proposer(Protocol):
         ...
 
 
-class HostProposer:
+class StatelessProposer:
+    """Base of proposers that keep nothing of a request between calls."""
+
+    def on_commit(self, commit: Commit) -> None:
+        """Nothing to follow: the verified history comes with every propose call."""
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing is kept between calls."""
+
+
+class HostProposer(StatelessProposer):
     """Base of proposers that run on the host: their flags, and what they have no need to do."""
 
     name: str
@@ -286,9 +340,3 @@ class HostProposer:
             f"proposer {self.name!r} runs on the host (graph_safe=False) and cannot be captured; "
             "run it eagerly beside the captured target"
         )
-
-    def on_commit(self, commit: Commit) -> None:
-        """Nothing to follow: the verified history comes with every propose call."""
-
-    def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept between calls."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proposers.base import Proposer, Runtime
+from proposers.device import DraftPlan, DraftSite
 
 Status = Literal["built", "testing", "planned", "unsupported"]
 
@@ -73,6 +74,8 @@ class ProposerInfo:
     graph_safe: bool = False
     needs_hidden_states: bool = False
     produces_probs: bool = False
+    # whether it takes the path of a checkpoint (`SpeculativeConfig.model`)
+    model: Literal["none", "optional", "required"] = "none"
     status: Status = "built"
     # why a planned or unsupported one is refused, and what to use instead
     reason: str = ""
@@ -112,10 +115,23 @@ ProposerFactory = Callable[[Mapping[str, object], Runtime], Proposer]
 """Called with what `ProposerInfo.resolve` returned: every option is there and has been checked. A
 factory raises ValueError for what only the runtime can tell, e.g. an id outside the vocabulary."""
 
+DraftOpener = Callable[[Mapping[str, object], DraftSite], DraftPlan]
+"""As a factory, but called before any weight is read: it opens checkpoints by their headers and
+says what the proposer will need. Raises ValueError for a checkpoint that does not fit."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposerSpec:
-    """One registration: what it is and how to build it. Entry points name an instance of this."""
+    """One registration: what it is and how to build it. Entry points name an instance of this.
+
+    Either `factory`, or `open` for a proposer that carries a model.
+    """
 
     info: ProposerInfo
-    factory: ProposerFactory
+    factory: ProposerFactory | None = None
+    open: DraftOpener | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.factory is None) != (self.open is None), (
+            f"proposer {self.info.name!r}: give either factory or open"
+        )

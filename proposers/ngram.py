@@ -151,23 +151,24 @@ class NgramProposer(HostProposer):
 
     def propose(self, inputs: ProposeInputs) -> Draft:
         """Drafts [num_reqs, k]; a row without a match, or without an allowance, is empty."""
-        draft = Draft.empty(inputs.num_reqs, inputs.k)
-        allowances = inputs.num_draft_tokens.tolist()
-        for row, request_id in enumerate(inputs.request_ids):
-            if allowances[row] == 0:
-                continue
-            tokens = self._draft_row(request_id, inputs.token_ids[row], allowances[row])
-            draft.token_ids[row, : len(tokens)] = tokens
-            draft.num_draft_tokens[row] = len(tokens)
-        return draft
+        rows: list[TokenArray] = []
+        sizes: list[int] = []
+        for request_id, token_ids, allowance in zip(
+            inputs.request_ids, inputs.token_ids, inputs.num_draft_tokens.tolist(), strict=True
+        ):
+            size, start = self._find(request_id, token_ids) if allowance else (0, 0)
+            num_tokens = self._num_draft_tokens(size, allowance)
+            rows.append(continue_from(token_ids, start, num_tokens))
+            sizes.append(size)
+        return Draft.from_rows(rows, inputs.k, match_lengths=sizes)
 
-    def _draft_row(self, request_id: str, token_ids: TokenArray, allowance: int) -> TokenArray:
+    def _find(self, request_id: str, token_ids: TokenArray) -> tuple[int, int]:
+        """What `NgramIndex.find` says of a history [num_tokens], indexed first."""
         index = self._indexes.get(request_id)
         if index is None:
             index = self._indexes[request_id] = NgramIndex(self._min_size, self._max_size)
         index.update(token_ids)
-        size, start = index.find(token_ids)
-        return continue_from(token_ids, start, self._num_draft_tokens(size, allowance))
+        return index.find(token_ids)
 
     def _num_draft_tokens(self, size: int, allowance: int) -> int:
         """How many drafts a match of this size deserves; 0 for no match."""

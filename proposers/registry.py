@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import mock_drawn, mock_specs, ngram
+from proposers import draft_model, mock_drawn, mock_specs, ngram, suffix
 from proposers.base import Proposer, Runtime
+from proposers.device import DraftPlan, DraftSite
 from proposers.info import ProposerInfo, ProposerSpec
 
 ENTRY_POINT_GROUP = "graphengine.proposers"
@@ -19,28 +20,14 @@ ENTRY_POINT_GROUP = "graphengine.proposers"
 
 _SPECS: tuple[ProposerSpec, ...] = (
     ngram.SPEC,
+    suffix.SPEC,
+    draft_model.SPEC,
     *mock_specs.SPECS,
     mock_drawn.SPEC,
 )
 
 _PLANNED_REASON = "not built yet"
 _REFUSED: tuple[ProposerInfo, ...] = (
-    ProposerInfo(
-        name="suffix",
-        summary="frequency tree over a request's own and earlier outputs",
-        kind="host",
-        status="planned",
-        reason=_PLANNED_REASON,
-    ),
-    ProposerInfo(
-        name="draft_model",
-        summary="a smaller model of the same vocabulary",
-        kind="device",
-        graph_safe=True,
-        produces_probs=True,
-        status="planned",
-        reason=_PLANNED_REASON,
-    ),
     ProposerInfo(
         name="eagle",
         summary="a trained head over the target's hidden states (EAGLE-1/2/3)",
@@ -114,12 +101,27 @@ def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Propos
     otherwise.
     """
     spec = find(name)
-    proposer = spec.factory(spec.info.resolve(options), runtime)
+    assert spec.factory is not None, f"proposer {name!r} carries a model: see `plan`"
+    return checked(spec.factory(spec.info.resolve(options), runtime), spec.info)
+
+
+def plan(name: str, options: Mapping[str, object], site: DraftSite) -> DraftPlan | None:
+    """What the proposer registered as name needs of the engine; None where it carries no model.
+
+    Raises ValueError for a name that find() refuses, an option or value that is not allowed, and a
+    checkpoint that does not fit.
+    """
+    spec = find(name)
+    return None if spec.open is None else spec.open(spec.info.resolve(options), site)
+
+
+def checked(proposer: Proposer, info: ProposerInfo) -> Proposer:
+    """The proposer; ValueError where its flags are not those that its info declares."""
     for flag in ("name", "graph_safe", "needs_hidden_states", "produces_probs"):
-        said, found = getattr(spec.info, flag), getattr(proposer, flag)
+        said, found = getattr(info, flag), getattr(proposer, flag)
         if said != found:
             raise ValueError(
-                f"proposer {name!r}: {flag} is {found!r} in its class and {said!r} in its "
+                f"proposer {info.name!r}: {flag} is {found!r} in its class and {said!r} in its "
                 "ProposerInfo; the two must agree"
             )
     return proposer

@@ -31,14 +31,22 @@ def check_supported(dtype: torch.dtype, head_dim: int) -> None:
 
 
 class NativeAttention:
-    """See the module docstring."""
+    """See the module docstring.
+
+    Args:
+        dtype: of the cache.
+        shape: of the heads.
+        scratch: that of another one, whose calls these do not overlap; None: its own.
+    """
 
     name = "native"
 
-    def __init__(self, dtype: torch.dtype, shape: AttentionShape) -> None:
+    def __init__(
+        self, dtype: torch.dtype, shape: AttentionShape, scratch: Tensor | None = None
+    ) -> None:
         self._op = native_op(f"paged_attention_{kernel_suffix(dtype)}")
         self._shape = shape
-        self._scratch = torch.zeros(SCRATCH_FLOATS, dtype=torch.float32)
+        self.scratch = torch.zeros(SCRATCH_FLOATS) if scratch is None else scratch
 
     def plan(self, batch: AttentionBatch) -> None:
         """Nothing: the kernel reads lengths and tables from the batch's tensors."""
@@ -62,6 +70,6 @@ class NativeAttention:
             shape.head_dim,
             shape.block_size,
             shape.sliding_window or 0,
-            self._scratch,
-            self._scratch.numel(),
+            self.scratch,
+            self.scratch.numel(),
         )

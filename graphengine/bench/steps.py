@@ -17,6 +17,7 @@ import numpy as np
 from graphengine.engine import Engine
 from graphengine.request import Request
 from graphengine.sampling.params import SamplingParams
+from proposers.base import Draft
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,13 +156,12 @@ def _time(
     num_replays: int,
 ) -> dict[int, list[float]]:
     runner = engine.runner
-    drafts = {k: np.zeros((len(requests), k), dtype=np.int32) for k in draft_lengths}
-    lengths = {k: np.full(len(requests), k, dtype=np.int32) for k in draft_lengths}
+    drafts = {k: Draft.from_rows([[0] * k] * len(requests), k) for k in draft_lengths}
     seconds: dict[int, list[float]] = {k: [] for k in draft_lengths}
     for turn in range(num_replays + 1):
         for k in draft_lengths:
             start = time.perf_counter()
-            runner.verify(requests, drafts[k], lengths[k])
+            runner.verify(requests, drafts[k])
             if turn > 0:  # the first is a warm-up
                 seconds[k].append(time.perf_counter() - start)
     return seconds

@@ -30,7 +30,12 @@ static_assert(sizeof(void*) == sizeof(int64_t), "pointers travel as int64");
       float* out, const float* qkv, const T* kv_cache, const int32_t* block_table,                 \
       const int32_t* query_start_loc, const int32_t* positions, int64_t R, int64_t table_stride,   \
       int64_t Hq, int64_t Hkv, int64_t D, int64_t block_size, int64_t sliding_window,              \
-      float* scratch, int64_t scratch_floats);
+      float* scratch, int64_t scratch_floats);                                                     \
+  EXPORT void store_slots_##SUFFIX(T* cache, const float* x, const int32_t* slots, int64_t T_,     \
+                                   int64_t H, int64_t width, int64_t column,                       \
+                                   int64_t num_null_slots);                                        \
+  EXPORT void load_slots_##SUFFIX(float* out, const T* cache, const int32_t* slots, int64_t T_,    \
+                                  int64_t width);
 
 DECLARE_TYPED(bf16, bf16)
 DECLARE_TYPED(float, f32)
@@ -58,5 +63,12 @@ EXPORT void reject_rows(int32_t* target_ids, const float* processed, const float
                         const void* settings, int64_t T, int64_t V);
 EXPORT void row_logprobs(int32_t* ids, float* values, int32_t* ranks, const float* logits,
                          const int32_t* target_ids, int64_t T, int64_t V, int64_t width);
+EXPORT void take_rows(float* out, const float* x, const int32_t* rows, int64_t R, int64_t H);
+EXPORT void concat_rows(float* out, const float* a, const float* b, int64_t T, int64_t A, int64_t B);
+EXPORT void shift_tokens(int32_t* out, const int32_t* token_ids, const int32_t* last_rows,
+                         const int32_t* newest, int64_t R, int64_t width);
+EXPORT void choose_drafts(int32_t* chosen, int32_t* drafts, float* probs, float* logits,
+                          const int32_t* tokens, const void* requests, int64_t R, int64_t V,
+                          int64_t target_vocab, int64_t query_len, int64_t step, int64_t sampling);
 EXPORT void run_calls(const int64_t* program, int64_t n_calls);
 EXPORT int64_t vector_lanes();

@@ -61,6 +61,8 @@ def _typed(suffix: str) -> tuple[Function, ...]:
             "scratch",
             "scratch_floats",
         ),
+        _function(f"store_slots_{suffix}", "cache x slots", "T H width column num_null_slots"),
+        _function(f"load_slots_{suffix}", "out cache slots", "T width"),
     )
 
 
@@ -95,6 +97,14 @@ FUNCTIONS: Final = MappingProxyType(
                 "T V",
             ),
             _function("row_logprobs", "ids values ranks logits target_ids", "T V width"),
+            _function("take_rows", "out x rows", "R H"),
+            _function("concat_rows", "out a b", "T A B"),
+            _function("shift_tokens", "out token_ids last_rows newest", "R width"),
+            _function(
+                "choose_drafts",
+                "chosen drafts probs logits tokens requests",
+                "R V target_vocab query_len step sampling",
+            ),
             _function("run_calls", "program", "n_calls"),
         )
     }

@@ -9,13 +9,13 @@
 #include "abi.h"
 #include "argmax.h"
 #include "noise.h"
+#include "scaled.h"
 #include "settings.h"
 #include "team.h"
 
 namespace {
 
 constexpr uint32_t kMinusInfinity = 0x7F800000;  // the key of -inf, the largest
-constexpr int64_t kBlock = 64;
 
 struct Problem {
   const Settings* settings;
@@ -62,15 +62,6 @@ void bias_and_penalise(const Problem& p, const Settings& s, int64_t state, const
 void apply_mask(const uint32_t* mask, float* x, int64_t V) {
   for (int64_t v = 0; v < V; v++)
     if (!(mask[v / 32] >> (v % 32) & 1)) x[v] = kNone;
-}
-
-// x = (x - largest) / temperature, so that the largest is 0; NaN becomes -inf.
-void scale(float* x, int64_t V, float largest, float temperature) {
-  bool infinite = largest > std::numeric_limits<float>::max();
-  for (int64_t v = 0; v < V; v++) {
-    float y = infinite ? (x[v] == largest ? 0.0f : kNone) : (x[v] - largest) / temperature;
-    x[v] = y <= 0 ? y : kNone;
-  }
 }
 
 // Numbers of a scaled row are at most 0: their magnitude as an integer, ascending as they descend.
@@ -147,13 +138,6 @@ void keep_top_p(float* y, int64_t V, double p) {
   }
 }
 
-// Sum of exp(y): p(v) is exp(y[v]) over it.
-double normaliser(const float* y, int64_t V) {
-  double total = 0;
-  for (int64_t v = 0; v < V; v++) total += exp_scalar(y[v]);
-  return total;
-}
-
 // A token by max(p - q, 0); q null is all on `draft`. By p where nothing is left of it.
 int64_t residual(const float* y, const float* q, int64_t draft, double total, int64_t V,
                  const Noise& noise) {
@@ -175,33 +159,6 @@ int64_t residual(const float* y, const float* q, int64_t draft, double total, in
     if (chosen >= 0) return chosen;
   }
   return draft;  // unreachable: p sums to 1
-}
-
-int64_t gumbel_argmax(const float* y, int64_t V, const Noise& noise) {
-  Best top = best_of(y, V);
-  if (top.index < 0) return index_of(top, y, V);
-  uint32_t words[kBlock];
-  noise.words64(static_cast<uint32_t>(top.index / kBlock), words);
-  double best = top.value + Noise::to_gumbel(words[top.index % kBlock]);
-  int64_t chosen = top.index;
-  for (int64_t b = 0; b < V; b += kBlock) {
-    int64_t n = std::min(kBlock, V - b);
-    double most = max_of(y + b, n);
-    if (most + kLargestGumbel < best) continue;
-    // -log(1 - u) >= u, so a token wins only where u <= exp(y - best): a comparison of integers.
-    double bound = std::exp(most - best) * 0x1.00001p32;
-    uint32_t limit = bound < 0xFFFFFFFFp0 ? static_cast<uint32_t>(bound) : 0xFFFFFFFF;
-    noise.words64(static_cast<uint32_t>(b / kBlock), words);
-    for (int64_t i = 0; i < n; i++) {
-      if (words[i] > limit || y[b + i] == kNone) continue;
-      double value = y[b + i] + Noise::to_gumbel(words[i]);
-      if (value > best || (value == best && b + i < chosen)) {
-        best = value;
-        chosen = b + i;
-      }
-    }
-  }
-  return chosen;
 }
 
 }  // namespace

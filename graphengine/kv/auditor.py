@@ -34,6 +34,7 @@ def audit(kv: KVManager, requests: Iterable[Request]) -> None:
     _audit_pool(kv.pool)
     for request in everyone:
         _audit_request(kv, request)
+        _audit_drafts(kv, request)
     _audit_rows(everyone)
     _audit_owners(kv, everyone)
     _audit_digests(kv, everyone)
@@ -64,6 +65,15 @@ def _audit_pool(pool: BlockPool) -> None:
             raise AuditError(f"digest of block {block} is indexed under {pool.find(digest)}")
 
 
+def _audit_drafts(kv: KVManager, request: Request) -> None:
+    """Draft KV reaches no further than the target's, and its full blocks are known to have it."""
+    if request.draft_len > request.kv_len:
+        raise AuditError(f"{request} has {request.draft_len} rows of draft KV, more than kv_len")
+    for block in request.block_table.block_ids[: request.draft_len // kv.block_size]:
+        if not kv.pool.is_drafted(block):
+            raise AuditError(f"block {block} of {request} is not known to hold draft KV")
+
+
 def _audit_request(kv: KVManager, request: Request) -> None:
     problem = (
         _running_problem(kv, request)
@@ -78,8 +88,9 @@ def _idle_problem(request: Request) -> str | None:
     """What a waiting or finished request holds that it must not."""
     if len(request.block_table) > 0:
         return f"holds {len(request.block_table)} blocks and does not run"
-    if request.kv_len or request.num_reserved_rows or request.row is not None:
-        return "has kv_len, reserved rows or a state row and does not run"
+    held = (request.kv_len, request.draft_len, request.num_reserved_rows)
+    if any(held) or request.row is not None:
+        return "has kv_len, draft_len, reserved rows or a state row and does not run"
     return None
 
 
@@ -145,7 +156,8 @@ def _audit_digests(kv: KVManager, requests: list[Request]) -> None:
         if request.is_finished:
             continue
         fresh: list[bytes] = []
-        num_known = max(len(request.block_digests), request.kv_len // kv.block_size)
+        num_rows = max(len(request.block_digests) * kv.block_size, request.kv_len)
+        num_known = kv.prefix_cache.num_full_blocks(num_rows, request.num_tokens)
         kv.prefix_cache.extend_digests(fresh, request.token_ids, num_known, request.cache_salt)
         if request.block_digests != fresh[: len(request.block_digests)]:
             raise AuditError(f"{request} remembers a digest that is not that of its tokens")

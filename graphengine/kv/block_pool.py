@@ -38,6 +38,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # free and published, oldest first
         self._digest_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
+        self._drafted: set[int] = set()
 
     @property
     def num_usable(self) -> int:
@@ -70,6 +71,17 @@ class BlockPool:
         """Block published under `digest`, held or free."""
         return self._block_of.get(digest)
 
+    def mark_drafted(self, block_id: int) -> None:
+        """Records that all slots of a held block hold valid draft KV too, until it is handed out
+        anew.
+        """
+        assert self._ref_counts[block_id] > 0, f"free block {block_id} cannot get draft KV"
+        self._drafted.add(block_id)
+
+    def is_drafted(self, block_id: int) -> bool:
+        """Whether all slots of the block hold valid draft KV."""
+        return block_id in self._drafted
+
     def free_block_ids(self) -> tuple[list[int], list[int]]:
         """(clean, cached) free blocks, for the auditor."""
         return list(self._clean), list(self._cached)
@@ -91,6 +103,7 @@ class BlockPool:
                 block_id, _unused = self._cached.popitem(last=False)
                 del self._block_of[self._digest_of.pop(block_id)]
             self._ref_counts[block_id] = 1
+            self._drafted.discard(block_id)
             block_ids.append(block_id)
         return block_ids
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from graphengine.kv.block_pool import BlockPool
 from graphengine.kv.block_table import BlockTable
@@ -33,6 +34,7 @@ class KVManager:
         num_blocks: physical blocks, the null block included.
         block_size: tokens per block, >= 1.
         enable_prefix_caching: publish full blocks and look prompts up.
+        lookahead: how many tokens behind its own a slot's draft KV depends on.
 
     Raises:
         ValueError: block_size < 1 or num_blocks < 2.
@@ -44,12 +46,17 @@ class KVManager:
         num_blocks: int,
         block_size: int,
         enable_prefix_caching: bool = True,
+        lookahead: int = 0,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size={block_size}: expected an integer >= 1")
         self.block_size = block_size
+        self._lookahead = lookahead
         self.pool = BlockPool(num_blocks)
-        self.prefix_cache = PrefixCache(self.pool, block_size) if enable_prefix_caching else None
+        self.prefix_cache = self._make_cache() if enable_prefix_caching else None
+
+    def _make_cache(self) -> PrefixCache:
+        return PrefixCache(self.pool, self.block_size, self._lookahead)
 
     def blocks_for(self, num_rows: int) -> int:
         """Blocks that hold `num_rows` KV rows."""
@@ -75,7 +82,8 @@ class KVManager:
     def match_prefix(self, request: Request) -> int:
         """Starts a request from the longest cached prefix; returns the tokens found.
 
-        Afterwards `kv_len` is that number, at most `num_tokens - 1`.
+        Afterwards `kv_len` is that number, at most `num_tokens - 1`, and `draft_len` what of it
+        holds draft KV.
         """
         assert len(request.block_table) == 0, (
             f"{request} holds KV already; a prefix is matched before anything is computed"
@@ -84,6 +92,8 @@ class KVManager:
         self.pool.touch(block_ids)
         request.block_table.append(block_ids)
         request.kv_len = len(block_ids) * self.block_size
+        drafted = takewhile(self.pool.is_drafted, block_ids)
+        request.draft_len = sum(1 for _ in drafted) * self.block_size
         return request.kv_len
 
     def reserve_rows(self, request: Request, num_rows: int) -> bool:
@@ -143,10 +153,20 @@ class KVManager:
         The tokens of the kept rows must be in `token_ids` already. For callers in this package and
         `commit`: the checks are theirs.
         """
-        first = request.kv_len // self.block_size
+        # A block whose lookahead was not known before may be published only now.
+        first = max(0, request.kv_len - self._lookahead) // self.block_size
         request.kv_len += num_rows
         self._publish(request, first)
         self.trim(request)
+
+    def keep_draft_rows(self, request: Request, num_rows: int) -> None:
+        """Records that the first `num_rows` slots hold draft KV, as far as the target's reaches.
+
+        What lies behind `kv_len` was of drafts that are gone: one rollback serves both.
+        """
+        before, request.draft_len = request.draft_len, min(num_rows, request.kv_len)
+        for index in range(before // self.block_size, request.draft_len // self.block_size):
+            self.pool.mark_drafted(request.block_table.block_ids[index])
 
     def trim(self, request: Request) -> None:
         """Drops all reservations: frees the blocks wholly beyond `kv_len`."""
@@ -158,7 +178,7 @@ class KVManager:
     def release(self, request: Request) -> None:
         """Gives back every block. Published ones stay findable until they are reused."""
         self.pool.free(request.block_table.truncate(0))
-        request.kv_len = 0
+        request.kv_len = request.draft_len = 0
         request.num_reserved_rows = 0
 
     def start_over(self, requests: Iterable[Request]) -> None:
@@ -169,10 +189,10 @@ class KVManager:
         """
         self.pool = BlockPool(self.pool.num_blocks)
         if self.prefix_cache is not None:
-            self.prefix_cache = PrefixCache(self.pool, self.block_size)
+            self.prefix_cache = self._make_cache()
         for request in requests:
             request.block_table = BlockTable()
-            request.kv_len = 0
+            request.kv_len = request.draft_len = 0
             request.num_reserved_rows = 0
 
     def _grow(self, request: Request, num_rows: int) -> int:
@@ -188,11 +208,11 @@ class KVManager:
         """Publishes the full blocks from index `first` on that `kv_len` now covers."""
         if self.prefix_cache is None:
             return
-        num_full = request.kv_len // self.block_size
+        num_full = self.prefix_cache.num_full_blocks(request.kv_len, request.num_tokens)
         self.prefix_cache.extend_digests(
             request.block_digests, request.token_ids, num_full, request.cache_salt
         )
         for index in range(first, num_full):
-            self.prefix_cache.publish(
-                request.block_table.block_ids[index], request.block_digests[index]
-            )
+            block_id = request.block_table.block_ids[index]
+            if self.pool.digest(block_id) is None:
+                self.prefix_cache.publish(block_id, request.block_digests[index])

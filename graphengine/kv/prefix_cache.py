@@ -4,6 +4,9 @@ Owns the digest chain: the digest of a block covers its own tokens and everythin
 the salt that says who may share it. Model and proposer are not in it: a cache is of one engine.
 Knows nothing of requests or scheduling; blocks and their lifetimes are the pool's. Only full blocks
 take part.
+
+Where drafts are made of hidden states, what lies in a slot depends on the tokens behind it too: the
+digest then covers so many of them (`lookahead`), and a block is found only by who goes on alike.
 """
 
 from __future__ import annotations
@@ -24,11 +27,17 @@ class PrefixCache:
     Args:
         pool: where blocks live and digests are kept.
         block_size: tokens per block.
+        lookahead: tokens behind a block that what it holds depends on.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, lookahead: int = 0) -> None:
         self._pool = pool
         self._block_size = block_size
+        self._lookahead = lookahead
+
+    def num_full_blocks(self, num_rows: int, num_tokens: int) -> int:
+        """Blocks that a digest can be told of: all of their rows and what they depend on."""
+        return max(0, min(num_rows, num_tokens - self._lookahead)) // self._block_size
 
     def extend_digests(
         self,
@@ -41,13 +50,13 @@ class PrefixCache:
 
         `salt` must be the same in every call for one list; None is a salt of its own.
         """
-        size = self._block_size
-        assert num_blocks * size <= len(token_ids), (
+        size, behind = self._block_size, self._lookahead
+        assert not num_blocks or num_blocks * size + behind <= len(token_ids), (
             f"{num_blocks} full blocks of {size} asked of {len(token_ids)} tokens"
         )
         for index in range(len(digests), num_blocks):
             parent = digests[index - 1] if index else _root(salt)
-            tokens = np.asarray(token_ids[index * size : (index + 1) * size], dtype="<i4")
+            tokens = np.asarray(token_ids[index * size : (index + 1) * size + behind], dtype="<i4")
             digests.append(
                 hashlib.blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_BYTES).digest()
             )
@@ -60,7 +69,7 @@ class PrefixCache:
         The last token never counts: it enters through verify, so the chain covers at most
         `len(token_ids) - 1` tokens. `digests` is the caller's memo and grows as needed.
         """
-        num_blocks = (len(token_ids) - 1) // self._block_size
+        num_blocks = self.num_full_blocks(len(token_ids) - 1, len(token_ids))
         self.extend_digests(digests, token_ids, num_blocks, salt)
         block_ids: list[int] = []
         for digest in digests[:num_blocks]:

@@ -12,6 +12,9 @@ from typing import Protocol
 
 import torch
 
+from graphengine.models.config import ModelConfig
+from graphengine.models.rope import rope_tables
+
 Tensor = torch.Tensor
 
 
@@ -25,6 +28,19 @@ class Rope:
     num_kv_heads: int
     head_dim: int
     block_size: int
+
+
+def make_rope(config: ModelConfig, max_model_len: int, *, block_size: int) -> Rope:
+    """The rotation of a model, for a cache of that block size."""
+    cos, sin = rope_tables(config, max_model_len)
+    return Rope(
+        cos=cos.contiguous(),
+        sin=sin.contiguous(),
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+    )
 
 
 class LayerOps(Protocol):

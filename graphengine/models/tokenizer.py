@@ -43,6 +43,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._backend.chat_template)
 
+    def tokens(self) -> dict[int, str]:
+        """Every id and the text or bytes that it stands for, as the tokenizer spells them."""
+        return {token_id: token for token, token_id in self._backend.get_vocab().items()}
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens (BOS) that the tokenizer itself adds.
 

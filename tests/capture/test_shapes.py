@@ -124,7 +124,6 @@ def test_an_empty_table_is_refused(sizes: dict[str, Any]) -> None:
         ((17, 0, "greedy"), "17 requests"),
         ((1, 7, "greedy"), "7 drafts"),
         ((1, -1, "greedy"), "-1 drafts"),
-        ((1, 0, "beam"), "tier 'beam'"),
     ],
 )
 def test_a_batch_outside_the_table_fails_loudly(batch: tuple[int, int, str], message: str) -> None:

@@ -18,13 +18,14 @@ from profiles.random_params import Favour, random_params
 from proposers.base import Proposer
 from proposers.mock import Records
 from proposers.ngram import NgramProposer
+from proposers.suffix import SuffixProposer
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup, scripted
 from tests.parity.hostile import HostileProposer
 from tests.tiny import ROPES, make_checkpoint
 
 HEADS = ((4, 2, 16), (6, 2, 24), (4, 1, 40), (8, 1, 8), (3, 3, 8), (2, 2, 64), (1, 1, 32))
-PROPOSERS = ("ngram", "ngram", "oracle", "junk", "exactly", "ragged", "ragged", "empty")
+PROPOSERS = ("ngram", "suffix", "oracle", "junk", "exactly", "ragged", "ragged", "empty")
 NUM_MODELS = 24
 
 
@@ -155,7 +156,7 @@ class Case:
             for choice, stream in enumerate(self.truth.streams(wish.request_id))
             if is_exact or not wish.params.temperature  # what is drawn anew leaves any recording
         }
-        names = PROPOSERS if is_exact else ("ngram", "junk", "ragged", "empty")
+        names = PROPOSERS if is_exact else ("ngram", "suffix", "junk", "ragged", "empty")
         name, share = draw.choice(names), draw.choice((0.0, 0.0, 0.1, 0.3))
         inner: Proposer
         if name == "ngram":
@@ -163,6 +164,15 @@ class Case:
             high = draw.randint(low, 6)
             inner = NgramProposer(
                 min_ngram_size=low, max_ngram_size=high, limit_by_match=draw.random() < 0.5
+            )
+        elif name == "suffix":
+            low = draw.randint(1, 3)
+            inner = SuffixProposer(
+                min_match_length=low,
+                max_match_length=draw.randint(low, 9),
+                draft_factor=draw.choice((0, 1, 2.0, 9.5)),
+                min_probability=draw.choice((0, 0.1, 0.4)),
+                shared_tree_tokens=draw.choice((0, 15, 50_000)),
             )
         else:
             accept = draw.randint(0, self.setup.k)

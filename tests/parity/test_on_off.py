@@ -28,7 +28,7 @@ pytestmark = pytest.mark.parity
 AnswersOf = Callable[[str, str, str], list[Answer]]
 
 FACTORS: dict[str, tuple[Any, ...]] = {
-    "proposer": ("ngram", "oracle", "junk", "exactly", "ragged", "empty"),
+    "proposer": ("ngram", "suffix", "oracle", "junk", "exactly", "ragged", "empty"),
     # (compile, k, max_num_seqs): few of them through torch.compile, which takes seconds for each
     "shape": (
         ("native", 3, 5),
@@ -98,10 +98,13 @@ def run_row(
     answers = [answer for answer in answers if len(answer.token_ids) >= min_tokens]
     jobs, expected = make_jobs(answers, seed=seed, num_requests=12)
     records = {request_id: answer.stream for request_id, answer in expected.items()}
-    proposer = None
-    if row["proposer"] != "ngram":
-        proposer = scripted(row["proposer"], records, accept=seed % (k + 1), seed=seed)
-    harness = Harness(make_setup(row).start(checkpoints.get(name), proposer))
+    setup, method = make_setup(row), row["proposer"]
+    if method in ("ngram", "suffix"):
+        engine = setup.start(checkpoints.get(name), method=method)
+    else:
+        proposer = scripted(method, records, accept=seed % (k + 1), seed=seed)
+        engine = setup.start(checkpoints.get(name), proposer)
+    harness = Harness(engine)
     harness.run(jobs)
     check_identity(harness, expected)
     check_acceptance(row["proposer"], harness)
@@ -154,12 +157,35 @@ BASE = {
 }
 
 
-def test_ngram_is_accepted_and_changes_nothing(
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_matches_are_accepted_and_change_nothing(
+    method: str, checkpoints: Checkpoints, answers_of: AnswersOf
+) -> None:
+    """Guards the rows above of those that match: on text with cycles their drafts do pass."""
+    row = BASE | {"proposer": method}
+    harness = run_row(row, checkpoints, answers_of, seed=3, min_tokens=16)
+    assert harness.engine.stats().num_accepted_tokens > 20
+
+
+def test_outputs_of_others_are_drafted_and_change_nothing(
     checkpoints: Checkpoints, answers_of: AnswersOf
 ) -> None:
-    """Guards the n-gram rows above: on text with cycles its drafts do pass."""
-    harness = run_row(BASE, checkpoints, answers_of, seed=3, min_tokens=16)
-    assert harness.engine.stats().num_accepted_tokens > 20
+    """A stream that depends on what other requests have put out, through suffix's shared tree."""
+    answers = [one for one in answers_of("llama", "float32", "native") if len(one.token_ids) > 8]
+    setup = make_setup(BASE)
+    accepted = []
+    for options in ({}, {"shared_tree_tokens": 0}):
+        engine = setup.start(checkpoints.get("llama"), method="suffix", options=options)
+        harness = Harness(engine)
+        for turn in range(2):  # in the second one every answer has been given before
+            expected = {f"{turn}-{index}": answer for index, answer in enumerate(answers)}
+            for request_id, answer in expected.items():
+                harness.add(request_id, answer.prompt, answer.params)
+            harness.drain()
+            check_identity(harness, expected)
+        accepted.append(harness.engine.stats().num_accepted_tokens)
+        harness.engine.close()
+    assert accepted[0] > accepted[1] + 40
 
 
 def test_tiny_pools_preempt(checkpoints: Checkpoints, answers_of: AnswersOf) -> None:

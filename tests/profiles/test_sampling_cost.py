@@ -48,9 +48,9 @@ def test_a_run_times_what_it_says(
         engine = open_engine(*given)
         verify, close = engine.runner.verify, engine.close
 
-        def spy(requests: Any, drafts: Any, lengths: Any) -> Any:
-            steps.append((list(requests), drafts.tolist()))
-            return verify(requests, drafts, lengths)
+        def spy(requests: Any, draft: Any) -> Any:
+            steps.append((list(requests), draft.token_ids.tolist()))
+            return verify(requests, draft)
 
         def count_and_close() -> None:
             replays.update((cell, count) for cell, count in engine.stats().replays.items() if count)

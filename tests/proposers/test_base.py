@@ -22,6 +22,8 @@ def test_good_drafts_pass() -> None:
         Draft.empty(2, 3),
         Draft.from_rows([[1, 2, 3], [VOCAB_SIZE - 1]], 3),
         Draft.from_rows([[0], []], 3),
+        Draft.from_rows([[0], []], 3, match_lengths=[2, 0]),
+        Draft.from_rows([[0], []], 3, match_lengths=[0, 1]),
     ):
         draft.validate(INPUTS, VOCAB_SIZE)
 
@@ -54,6 +56,26 @@ def test_wrong_dtype_is_named() -> None:
     """Guards against int64 drafts that a static int32 buffer would refuse much later."""
     draft = Draft(token_ids=np.full((2, 3), -1), num_draft_tokens=np.zeros(2, dtype=np.int32))
     with pytest.raises(AssertionError, match=r"token_ids are int64 .* expected int32"):
+        draft.validate(INPUTS, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (np.array([1], dtype=np.int32), r"match_lengths are int32 \(1,\), expected int32 \(2,\)"),
+        (np.array([1, 1]), r"match_lengths are int64 \(2,\), expected int32 \(2,\)"),
+        (np.array([1, -1], dtype=np.int32), "row 1: -1 tokens matched of a history of 1"),
+        (np.array([3, 1], dtype=np.int32), "row 0: 3 tokens matched of a history of 2"),
+    ],
+)
+def test_match_lengths_are_of_the_history(lengths: np.ndarray, message: str) -> None:
+    """Guards against a match that nobody can have found overruling a model's drafts."""
+    draft = Draft(
+        token_ids=np.full((2, 3), -1, dtype=np.int32),
+        num_draft_tokens=np.zeros(2, dtype=np.int32),
+        match_lengths=lengths,
+    )
+    with pytest.raises(AssertionError, match=message):
         draft.validate(INPUTS, VOCAB_SIZE)
 
 

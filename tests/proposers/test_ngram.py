@@ -107,6 +107,22 @@ def test_match_of_the_largest_size_is_not_limited(max_size: int) -> None:
     assert drafted(proposer, tokens("abcdefghijkyabc"), k=9) == tokens("defghijky")
 
 
+def test_match_lengths_are_those_of_the_ngrams() -> None:
+    """Guards against rows whose matches are mixed up, or counted where nothing was drafted."""
+    histories = {
+        "one": tokens("abcdefghya"),
+        "none": tokens("abcdefgh"),
+        "six, five looked up": tokens("abcdefghyabcdef"),
+        "not asked": tokens("abab"),
+        "three": tokens("abcdefghyabc"),
+    }
+    inputs = make_inputs(histories, k=4, allowances=[4, 4, 4, 0, 1])
+    draft = NgramProposer().propose(inputs)
+    assert draft.match_lengths is not None
+    assert draft.match_lengths.tolist() == [1, 0, 5, 0, 3]
+    assert draft.num_draft_tokens.tolist() == [3, 0, 4, 0, 1]
+
+
 @settings(max_examples=300)
 @given(
     history=st.lists(st.integers(0, 1), min_size=1, max_size=40),

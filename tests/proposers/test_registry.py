@@ -17,14 +17,13 @@ def create(name: str, **options: object) -> object:
 
 def test_unknown_name_lists_the_valid_ones() -> None:
     """Guards against a misspelt proposer that silently means no speculation."""
-    with pytest.raises(ValueError, match=r"unknown proposer 'n-gram'; use one of: ngram$"):
+    with pytest.raises(ValueError, match=r"unknown proposer 'n-gram'; use one of: ngram, suffix$"):
         create("n-gram")
 
 
 @pytest.mark.parametrize(
     ("name", "status"),
     [
-        ("suffix", "planned"),
         ("draft_model", "planned"),
         ("eagle", "planned"),
         ("mtp", "planned"),
@@ -42,7 +41,7 @@ def test_known_but_refused_names_say_why(name: str, status: str) -> None:
 def test_default_list_hides_the_scripted_proposers() -> None:
     """Guards against test tools in the list that users choose from."""
     listed = [info.name for info in registry.infos()]
-    assert listed[0] == "ngram"
+    assert listed[:2] == ["ngram", "suffix"]
     assert not [name for name in listed if name.startswith("mock-")]
     everything = registry.infos(testing=True)
     assert {info.name for info in everything} >= {*listed, "mock-oracle", "mock-empty"}
@@ -65,7 +64,7 @@ def test_third_party_is_listed_and_built(monkeypatch: pytest.MonkeyPatch, tmp_pa
     proposer = registry.create("repeat-last", {"times": 2}, TinyRuntime())
     draft = proposer.propose(make_inputs({"a": [7, 9]}, k=3))
     assert draft.token_ids.tolist() == [[9, 9, -1]]
-    with pytest.raises(ValueError, match="use one of: ngram, repeat-last"):
+    with pytest.raises(ValueError, match="use one of: ngram, suffix, repeat-last"):
         create("nothing")
 
 

@@ -105,8 +105,9 @@ def test_drafts_that_are_all_accepted_late_are_caught(engine_of: Callable[[], En
     engine = engine_of()
     real = engine.runner.verify
 
-    def verify(requests: Any, drafts: Any, lengths: Any, probs: Any = None) -> Any:
-        packed = real(requests, drafts, lengths, probs).copy()
+    def verify(requests: Any, draft: Any) -> Any:
+        packed = real(requests, draft).copy()
+        drafts, lengths = draft.token_ids, draft.num_draft_tokens
         for row, (request, length) in enumerate(zip(requests, lengths.tolist(), strict=True)):
             count = min(length, request.limit - request.num_tokens)
             if request.num_output_tokens >= 3 and count:

@@ -193,9 +193,10 @@ def test_timed_rows_lie_in_blocks_of_their_own(
     verify, size = engine.runner.verify, engine.kv.block_size
     slots: list[list[int]] = []
 
-    def spy(rows: Any, drafts: Any, lengths: Any) -> Any:
-        packed = verify(rows, drafts, lengths)
-        key = engine.runner.manager.dispatch(len(rows), int(lengths.max()), GREEDY)
+    def spy(rows: Any, draft: Any) -> Any:
+        packed = verify(rows, draft)
+        longest = int(draft.num_draft_tokens.max())
+        key = engine.runner.manager.dispatch(len(rows), longest, GREEDY)
         slots.append(engine.runner.buffers.cell(key)["slot_mapping"].tolist())
         return packed
 

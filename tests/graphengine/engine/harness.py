@@ -25,6 +25,9 @@ from graphengine.resolve import CUSTOM, GREEDY, LOGITS
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk
 from graphengine.step_batch import DECODE_INPUTS, SAMPLED_INPUTS
+from proposers.base import Draft
+from proposers.model_based import TIER
+from tests.graphengine.engine.draft_watch import DraftWatch
 from tests.graphengine.kv.build import slots
 
 MAX_STEPS = 2000
@@ -67,10 +70,11 @@ class Harness:
 
     def __post_init__(self) -> None:
         runner = self.engine.runner
-        self._caches = runner.decoder._kv_caches
+        self._caches = runner.decoder.kv_caches
         self._written: set[int] = set()
         self._prefill, self._verify = runner.prefill, runner.verify
         self._replay = runner.manager.replay
+        self.watch = DraftWatch(self.engine)
         runner.prefill = self._spy_prefill  # type: ignore[method-assign]
         runner.verify = self._spy_verify  # type: ignore[method-assign]
         runner.manager.replay = self._spy_replay  # type: ignore[method-assign]
@@ -97,6 +101,7 @@ class Harness:
         """One step, with all checks around it."""
         if self.poison:
             self._poison_unowned()
+            self.watch.poison()
         before = [cache.clone() for cache in self._caches]
         self._written = set(range(self.engine.kv.block_size))  # the null block
         outputs = self.engine.step()
@@ -153,8 +158,9 @@ class Harness:
         stats = self.engine.stats()
         assert 0 <= stats.num_accepted_tokens <= stats.num_draft_tokens
         assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
-        # Up to the logits is half a step.
-        num_replays = sum(n for key, n in stats.replays.items() if not key.endswith(f":{LOGITS}"))
+        # Up to the logits is half a step, and drafts are before it.
+        tiers = {key: key.split(":")[1] for key in stats.replays}
+        num_replays = sum(stats.replays[key] for key in tiers if tiers[key] not in (LOGITS, TIER))
         assert 0 <= num_replays - stats.num_steps <= self.num_interrupts
         assert stats.padding_rows == self.num_padding_rows
         for request in self.engine.scheduler.running:
@@ -238,15 +244,14 @@ class Harness:
             self._written.update(slots(self.engine.kv, chunk.request, chunk.start, end))
         self._prefill(chunks)
 
-    def _spy_verify(
-        self, batch: list[Request], drafts: Any, lengths: Any, probs: Any = None
-    ) -> Any:
+    def _spy_verify(self, batch: list[Request], draft: Draft) -> Any:
+        drafts, lengths = draft.token_ids, draft.num_draft_tokens
         self.batch_sizes.append(len(batch))
         for request, num_draft_tokens in zip(batch, lengths.tolist(), strict=True):
             start, stop = request.kv_len, request.kv_len + 1 + num_draft_tokens
             assert stop < self.engine.resolved.sizes.max_model_len, "a row at the context limit"
             self._written.update(slots(self.engine.kv, request, start, stop))
-        packed = self._verify(batch, drafts, lengths, probs)
+        packed = self._verify(batch, draft)
         for (count, accepted, *ids), draft in zip(packed.tolist(), drafts.tolist(), strict=True):
             common = [a == b for a, b in zip(ids[:count], draft, strict=False)]
             assert accepted == [*common, False].index(False)
@@ -273,10 +278,14 @@ class Harness:
                     self.processed[place] = processed[index, offset].copy()
 
     def _spy_replay(self, key: ShapeKey, *, num_reqs: int, num_tokens: int) -> None:
-        self.check_padding(key, num_reqs)
         # What carries no token writes to slot 0, which no request owns.
-        slots = self.engine.runner.buffers.cell(key)["slot_mapping"]
-        num_padding = int((slots == 0).sum())
+        if key.tier == TIER:
+            self.watch.check_padding(key, num_reqs)
+            num_padding = self.watch.num_padding(key)
+        else:
+            self.check_padding(key, num_reqs)
+            slots = self.engine.runner.buffers.cell(key)["slot_mapping"]
+            num_padding = int((slots == 0).sum())
         self._replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         self.num_padding_rows += num_padding
 

@@ -126,7 +126,7 @@ def test_leaving_the_context_frees_memory(
         runner = llm.engine.runner
         held = [
             weakref.ref(runner.decoder.weights.embed),
-            weakref.ref(runner.decoder._kv_caches[0]),
+            weakref.ref(runner.decoder.kv_caches[0]),
             weakref.ref(runner.buffers.whole("logits")),
         ]
         del runner

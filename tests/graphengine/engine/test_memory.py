@@ -29,7 +29,7 @@ def test_the_plan_is_what_is_allocated(name: str, dtype: str, checkpoints: Check
     decoder = runner.decoder
     assert planned.weights == decoder.weights.num_bytes
     assert planned.buffers == runner.buffers.num_bytes
-    assert planned.kv == sum(cache.nbytes for cache in decoder._kv_caches)
+    assert planned.kv == sum(cache.nbytes for cache in decoder.kv_caches)
     everything = [*vars(state).values(), *vars(state.sampler).values()]
     rows = [part for part in everything if isinstance(part, np.ndarray | torch.Tensor)]
     rows = [part for part in rows if part is not state.sampler.settings]  # words of another

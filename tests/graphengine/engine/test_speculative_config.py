@@ -111,7 +111,7 @@ def test_the_device_is_resolved_once(
     engine = setup.start(checkpoints.get())
     tensors = [
         engine.runner.decoder.weights.embed,
-        engine.runner.decoder._kv_caches[0],
+        engine.runner.decoder.kv_caches[0],
         engine.runner.buffers.whole("logits"),
     ]
     assert {tensor.device for tensor in tensors} == {engine.resolved.device}

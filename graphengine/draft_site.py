@@ -1,0 +1,92 @@
+"""The engine as a model-carrying proposer sees it before weights are read (`proposers.device`).
+
+Owns what can be told from headers: sizes of target and draft, whether they speak the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphengine.config import SpeculativeConfig
+from graphengine.draft_decoder import OpenedDraftDecoder
+from graphengine.models.block import LayerWeights
+from graphengine.models.config import ModelConfig
+from graphengine.models.hf_config import read_hf_config
+from graphengine.models.loader import OpenedModel, open_model
+from graphengine.models.vocabulary import vocabulary_difference
+from proposers import registry
+from proposers.device import Architecture, DraftPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSite:
+    """See `proposers.device.DraftSite`."""
+
+    checkpoint: OpenedModel
+    model: str | None
+    dtype: torch.dtype
+    max_draft_tokens: int
+    max_model_len: int
+    draft_sampling: str
+
+    @property
+    def target(self) -> ModelConfig:
+        return self.checkpoint.config
+
+    @property
+    def target_path(self) -> Path:
+        return self.checkpoint.location.path
+
+    def read_architecture(self, raw: Mapping[str, Any]) -> ModelConfig:
+        """Sizes from the contents of a config.json."""
+        return read_hf_config(raw, fallback_dtype=self.dtype)
+
+    def block_bytes(self, architecture: Architecture, *, input_size: int | None = None) -> int:
+        """Bytes of one layer's weights."""
+        assert isinstance(architecture, ModelConfig), f"{architecture!r} is of another engine"
+        meta = torch.device("meta")
+        weights = LayerWeights.allocate(architecture, self.dtype, meta, input_size=input_size)
+        return weights.num_bytes
+
+    def open_decoder(self) -> OpenedDraftDecoder:
+        """Open the draft's checkpoint as a decoder of the target's vocabulary."""
+        assert self.model is not None, "no draft model was named"
+        try:
+            opened = open_model(self.model)
+        except ValueError as error:
+            raise ValueError(f"SpeculativeConfig.model={self.model!r}: {error}") from error
+        difference = vocabulary_difference(self.checkpoint, opened)
+        if difference is not None:
+            raise ValueError(
+                f"SpeculativeConfig.model={self.model!r}: {difference}; a draft model must have "
+                "the target's tokenizer"
+            )
+        return OpenedDraftDecoder(opened, self.dtype, self.target.vocab_size)
+
+
+def plan_draft(
+    speculative: SpeculativeConfig,
+    checkpoint: OpenedModel,
+    *,
+    dtype: torch.dtype,
+    max_model_len: int,
+) -> DraftPlan | None:
+    """What the configured proposer needs of the engine; None where it carries no model.
+
+    Raises:
+        ValueError: its checkpoint is missing, malformed or not for this target.
+    """
+    site = EngineSite(
+        checkpoint=checkpoint,
+        model=speculative.model,
+        dtype=dtype,
+        max_draft_tokens=speculative.max_draft_tokens,
+        max_model_len=max_model_len,
+        draft_sampling=speculative.draft_sampling,
+    )
+    return registry.plan(speculative.method, dict(speculative.options), site)

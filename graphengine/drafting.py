@@ -1,0 +1,116 @@
+"""Drafting: the engine's side of its proposer. What it is told, what it is asked, what it gave.
+
+Owns the order of the calls and the check of every answer. The KV of a proposer that carries a model
+lies over the requests' own block tables; here it is told where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from capture.manager import CaptureManager
+from graphengine.request import Request
+from graphengine.request_state import IntArray, RequestState
+from graphengine.sampled import Sampled
+from graphengine.scheduler import PrefillChunk, StepPlan
+from proposers.base import CacheRows, Commit, Draft, ProposeInputs, Proposer
+from proposers.device import ModelProposer, PrefillInputs
+
+
+class Drafting:
+    """See the module docstring.
+
+    Args:
+        proposer: None: nobody drafts.
+        state: the persistent rows of requests.
+        manager: counts what runs outside its graphs.
+        vocab_size: of the target.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer | None,
+        state: RequestState,
+        manager: CaptureManager,
+        *,
+        vocab_size: int,
+    ) -> None:
+        self.proposer = proposer
+        self._state = state
+        self._manager = manager
+        self._vocab_size = vocab_size
+
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> IntArray | None:
+        """Let the proposer fill its KV of chunks that the target has run.
+
+        Returns:
+            int32 [num_chunks], leading slots of each request that hold draft KV now; None where the
+            proposer has none.
+        """
+        proposer = self.proposer
+        if not isinstance(proposer, ModelProposer):
+            return None
+        requests = [chunk.request for chunk in chunks]
+        ends = [chunk.start + chunk.num_tokens for chunk in chunks]
+        cache = self._cache_rows(requests)
+        return proposer.prefill(
+            PrefillInputs(
+                token_ids=[self._state.history(request) for request in requests],
+                num_slots=np.array(ends, dtype=np.int32),
+                num_cached=cache.num_cached,
+                block_table=cache.block_table,
+            )
+        )
+
+    def propose(self, plan: StepPlan) -> Draft:
+        """Drafts for the decodes of a plan, of its width, checked.
+
+        Raises:
+            AssertionError: what the proposer gave is no draft for them.
+        """
+        proposer, requests = self.proposer, [decode.request for decode in plan.decodes]
+        if proposer is None or plan.k == 0:
+            return Draft.empty(len(requests), plan.k)
+        allowances = np.array([decode.max_draft_tokens for decode in plan.decodes], dtype=np.int32)
+        allowances.flags.writeable = False  # rows are reserved for these: not its own to raise
+        inputs = ProposeInputs(
+            request_ids=[request.request_id for request in requests],
+            token_ids=[self._state.history(request) for request in requests],
+            num_draft_tokens=allowances,
+            k=plan.k,
+            sampling=[request.sampling for request in requests],
+            cache=self._cache_rows(requests),
+        )
+        draft = proposer.propose(inputs)
+        assert isinstance(draft, Draft), (
+            f"proposer {proposer.name!r} gave {draft!r:.80}: expected a Draft"
+        )
+        draft.validate(inputs, self._vocab_size)
+        if not proposer.graph_safe:
+            self._manager.count_eager(f"proposer:{proposer.name}")
+        return draft
+
+    def on_commit(self, sampled: Sequence[Sampled]) -> None:
+        """Tell the proposer what was committed."""
+        if self.proposer is not None and sampled:
+            self.proposer.on_commit(
+                Commit(
+                    request_ids=[item.decode.request.request_id for item in sampled],
+                    token_ids=[item.token_ids for item in sampled],
+                    num_accepted=[item.num_accepted for item in sampled],
+                )
+            )
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Tell the proposer who is gone: what has ended, and what is to start over."""
+        if request_ids and self.proposer is not None:
+            self.proposer.forget(request_ids)
+
+    def _cache_rows(self, requests: Sequence[Request]) -> CacheRows:
+        rows = [self._state.row_of(request) for request in requests]
+        return CacheRows(
+            block_table=self._state.block_table[rows],
+            num_cached=np.array([request.draft_len for request in requests], dtype=np.int32),
+        )

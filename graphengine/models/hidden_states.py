@@ -1,0 +1,70 @@
+"""Hidden states of the target, kept beside its KV for proposers that draft from them.
+
+One row of storage a KV slot, filled by the forward itself through its slot mapping: a row lives,
+is shared and is given up with its slot, so neither chunks nor cached prefixes nor steps without
+drafts leave a gap. Owns the storage; who wants which states is said by the proposer's plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import torch
+
+from graphengine.kernels.ops import check_contiguous, kernel_suffix, native_op
+
+Tensor = torch.Tensor
+
+FINAL: Final = "final"
+# The residual stream after so many layers (0: the embedding), or what the output head reads: the
+# last of them behind the final norm.
+Tap = int | Literal["final"]
+
+
+def slot_bytes(num_taps: int, hidden_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one token's states."""
+    return num_taps * hidden_size * dtype.itemsize
+
+
+class HiddenStates:
+    """States of every slot of a cache.
+
+    Args:
+        taps: what is kept, in the order of its columns.
+        hidden_size: of the target.
+        num_blocks, block_size: of the cache, the null block included.
+        dtype: of the storage; states are rounded to it.
+
+    Attributes:
+        storage: [num_blocks * block_size, len(taps) * hidden_size].
+
+    Raises:
+        ValueError: no taps, or one twice.
+    """
+
+    def __init__(
+        self,
+        taps: Sequence[Tap],
+        *,
+        hidden_size: int,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        if not taps or len(set(taps)) != len(taps):
+            raise ValueError(f"hidden states {list(taps)}: expected one or more, each once")
+        self.taps = tuple(taps)
+        self.storage = torch.zeros(num_blocks * block_size, len(taps) * hidden_size, dtype=dtype)
+        self._block_size = block_size
+        self._hidden_size = hidden_size
+        self._store = native_op(f"store_slots_{kernel_suffix(dtype)}")
+
+    def store(self, tap: Tap, x: Tensor, slot_mapping: Tensor) -> None:
+        """Keep the rows x [T, hidden] fp32 of a tap, if anybody wants them. Captured."""
+        if tap not in self.taps:
+            return
+        check_contiguous(x, slot_mapping)
+        column = self.taps.index(tap) * self._hidden_size
+        width, num_null_slots = self.storage.shape[1], self._block_size
+        self._store(self.storage, x, slot_mapping, *x.shape, width, column, num_null_slots)

@@ -1,0 +1,163 @@
+"""DraftCheckpoint: a directory of config.json and weights, as draft heads are published.
+
+Reads safetensors, one file or shards, and `pytorch_model.bin`, of which nothing but tensors is
+unpickled. Owns the accounting: every parameter gets its tensor, every tensor has a place. Knows no
+architecture; whole models are opened by the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+Tensor = torch.Tensor
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLED_FILE = "pytorch_model.bin"
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCheckpoint:
+    """An opened checkpoint.
+
+    Attributes:
+        path: the directory.
+        config: contents of its config.json.
+        shapes: of every tensor, by name.
+        read: one tensor in its stored dtype, by name.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], Tensor]
+
+    @classmethod
+    def open(cls, path: str | Path) -> DraftCheckpoint:
+        """Read config.json and the headers of the weights.
+
+        Raises:
+            ValueError: nothing there, or a file that cannot be read; the message names it.
+        """
+        directory = Path(path).expanduser()
+        if not directory.is_dir():
+            raise ValueError(
+                f"{str(path)!r} is no directory; expected one with config.json and {SINGLE_FILE} "
+                f"or {PICKLED_FILE}"
+            )
+        config = _read_json(directory / "config.json")
+        files = _safetensors_files(directory)
+        if files:
+            shapes, read = _open_safetensors(files)
+        elif (directory / PICKLED_FILE).is_file():
+            shapes, read = _open_pickled(directory / PICKLED_FILE)
+        else:
+            raise ValueError(
+                f"{directory} has no weights: neither {SINGLE_FILE}, {INDEX_FILE} nor "
+                f"{PICKLED_FILE}"
+            )
+        return cls(directory, config, shapes, read)
+
+    def load(
+        self,
+        destinations: Mapping[str, Tensor],
+        *,
+        ignores: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        """Fill every destination, converting to its dtype.
+
+        Args:
+            destinations: name in the checkpoint -> the tensor or view to write.
+            ignores: names that may be there without a destination.
+
+        Raises:
+            ValueError: a destination without a tensor, a tensor without a destination, or a shape
+                that differs; nothing has been read then.
+        """
+        missing = [name for name in destinations if name not in self.shapes]
+        if missing:
+            raise ValueError(f"{self.path} lacks {len(missing)} parameters: {_some(missing)}")
+        unused = [name for name in self.shapes if name not in destinations and not ignores(name)]
+        if unused:
+            raise ValueError(
+                f"{self.path} holds {len(unused)} tensors that its architecture has no place for: "
+                f"{_some(unused)}"
+            )
+        for name, tensor in destinations.items():
+            if self.shapes[name] != tuple(tensor.shape):
+                raise ValueError(
+                    f"{self.path}: {name} has shape {list(self.shapes[name])}, its config and the "
+                    f"target imply {list(tensor.shape)}"
+                )
+        with torch.no_grad():
+            for name, tensor in destinations.items():
+                tensor.copy_(self.read(name))
+
+
+def _safetensors_files(directory: Path) -> list[Path]:
+    if (directory / SINGLE_FILE).is_file():
+        return [directory / SINGLE_FILE]
+    if not (directory / INDEX_FILE).is_file():
+        return []
+    weight_map = _read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{directory / INDEX_FILE}: weight_map must be a non-empty object")
+    names = sorted({str(name) for name in weight_map.values()})
+    strange = [name for name in names if Path(name).name != name]
+    if strange:
+        raise ValueError(f"{directory / INDEX_FILE}: {strange[0]!r} is not a plain file name")
+    return [directory / name for name in names]
+
+
+def _open_safetensors(
+    files: Sequence[Path],
+) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Tensor]]:
+    handles: dict[str, Any] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        try:
+            handle: Any = safetensors.safe_open(path, framework="pt")
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+        for name in handle.keys():  # noqa: SIM118  (the handle is no mapping)
+            handles[name] = handle
+            shapes[name] = tuple(handle.get_slice(name).get_shape())
+    return shapes, lambda name: handles[name].get_tensor(name)
+
+
+def _open_pickled(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Tensor]]:
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError) as error:
+        raise ValueError(f"{path} is not a file of tensors alone: {error}") from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
+    ):
+        raise ValueError(f"{path} does not hold a state dict")
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return parsed
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(sorted(names)[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
