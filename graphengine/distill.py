@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from graphengine import step_batch
 from graphengine.captured_step import make_buffers
 from graphengine.config import CacheConfig, EngineConfig
 from graphengine.kv import cache as kv_cache
-from graphengine.model_runner import make_decoder
+from graphengine.models.block import ForwardBuffers, ForwardInputs
 from graphengine.models.config import ModelConfig
-from graphengine.models.decoder import Decoder, DecoderWeights, ForwardBuffers, ForwardInputs
+from graphengine.models.decoder import Decoder, DecoderWeights
+from graphengine.models.factory import LayerFactory
+from graphengine.models.hidden_states import FINAL, HiddenStates
 from graphengine.models.loader import OpenedModel, Progress, load_weights
 from graphengine.resolve import MAX_PREFILL_ROWS, ResolvedConfig, resolve
 from proposers.training import LayerSizes, Target, TeacherRows
@@ -64,55 +67,50 @@ class EngineTeacher:
         )
         resolved = resolve(model, config)
         self.taps = tuple(taps)
-        self.model = model
         self.weights = DecoderWeights.allocate(model, resolved.dtype, resolved.device)
         load_weights(
             self.weights.destinations(model), opened.source, config=model, progress=progress
         )
-        self._decoder = _decoder(resolved, self.weights)
+        self._states = HiddenStates(
+            (*taps, FINAL),
+            hidden_size=model.hidden_size,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=resolved.dtype,
+        )
+        self._decoder = _make_decoder(resolved, self.weights, self._states)
         self._buffers = make_buffers(model, resolved.sizes, resolved.device)
-        self._block_size = block_size
-        rows = MAX_PREFILL_ROWS
-        self._logits = torch.empty(rows, model.vocab_size)
-        self._aux = torch.empty(max_length, len(taps) * model.hidden_size)
-        self._final = torch.empty(max_length, model.hidden_size)
-        self._greedy = torch.empty(max_length, dtype=torch.int32)
+        self._first_slot = block_size  # behind the null block
+        self._logits = torch.empty(MAX_PREFILL_ROWS, model.vocab_size)
+        self._greedy_ids = torch.empty(max_length, dtype=torch.int32)
 
     def run(self, token_ids: Sequence[int]) -> TeacherRows:
-        """All rows of one text, fp32; views, valid until the next call."""
+        """All rows of one text, in the dtype in which decoding hands them to a draft; views, valid
+        until the next call.
+        """
         ids = np.asarray(token_ids, dtype=np.int32)
         for start in range(0, len(ids), MAX_PREFILL_ROWS):
             self._forward(ids[start : start + MAX_PREFILL_ROWS], start)
-        length = len(ids)
-        return TeacherRows(self._aux[:length], self._final[:length], self._greedy[:length])
+        rows = self._states.storage[self._first_slot : self._first_slot + len(ids)]
+        width = rows.shape[1] // len(self._states.taps)  # of one state, the final one the last
+        return TeacherRows(rows[:, :-width], rows[:, -width:], self._greedy_ids[: len(ids)])
 
     def _forward(self, token_ids: npt.NDArray[np.int32], start: int) -> None:
-        num_tokens = len(token_ids)
+        num_tokens, decoder = len(token_ids), self._decoder
         views = self._buffers.prefill(num_reqs=1, num_tokens=num_tokens)
+        host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
         positions = np.arange(start, start + num_tokens, dtype=np.int32)
-        views["token_ids"].numpy()[:] = token_ids
-        views["positions"].numpy()[:] = positions
-        views["slot_mapping"].numpy()[:] = self._block_size + positions  # block 0 is the null block
-        views["block_table"].numpy()[0] = np.arange(1, views["block_table"].shape[1] + 1)
-        views["query_start_loc"].numpy()[:] = (0, num_tokens)
+        host["token_ids"][:] = token_ids
+        host["positions"][:] = positions
+        host["slot_mapping"][:] = self._first_slot + positions
+        host["block_table"][0] = np.arange(1, host["block_table"].shape[1] + 1)
+        host["query_start_loc"][:] = (0, num_tokens)
         inputs, buffers = ForwardInputs.of(views), ForwardBuffers.of(views)
-        decoder, rows = self._decoder, slice(start, start + num_tokens)
         decoder.attention.plan(inputs.attention)
-        # INTERIM
-        decoder.ops.embed(buffers.hidden, decoder.weights.embed, inputs.token_ids)
-        h = self.model.hidden_size
-        for t in range(self.model.num_layers + 1):
-            for i, tap in enumerate(self.taps):
-                if tap == t:
-                    self._aux[rows, i * h : (i + 1) * h] = buffers.hidden
-            if t < self.model.num_layers:
-                layer = decoder.weights.layers[t]
-                decoder._attend(layer, decoder._kv_caches[t], inputs, buffers)
-                decoder._feed_forward(layer, buffers)
+        decoder.forward(inputs, buffers)
         logits = self._logits[:num_tokens]
-        decoder.logits(logits, buffers)  # leaves the normed rows behind
-        self._final[rows] = buffers.normed
-        decoder.ops.argmax(self._greedy[rows], logits)
+        decoder.logits(logits, buffers.hidden, buffers.normed)
+        decoder.ops.argmax(self._greedy_ids[start : start + num_tokens], logits)
 
 
 def describe_target(name: str, model: ModelConfig, weights: DecoderWeights) -> Target:
@@ -149,12 +147,17 @@ def fingerprint(weights: DecoderWeights, model: ModelConfig) -> str:
     return digest.hexdigest()
 
 
-def _decoder(resolved: ResolvedConfig, weights: DecoderWeights) -> Decoder:
+def _make_decoder(
+    resolved: ResolvedConfig, weights: DecoderWeights, states: HiddenStates
+) -> Decoder:
     caches = kv_cache.allocate(
-        resolved.model,
+        kv_cache.model_layers(resolved.model),
         resolved.dtype,
         num_blocks=resolved.num_blocks,
         block_size=resolved.sizes.block_size,
         device=resolved.device,
     )
-    return make_decoder(resolved, weights, caches, compiler=None)
+    factory = LayerFactory(
+        resolved.dtype, max_model_len=resolved.sizes.max_model_len, compiler=None
+    )
+    return factory.decoder(resolved.model, weights, caches, states)

@@ -55,9 +55,10 @@ class DraftConfig:
         if self.kind != "eagle3":
             return ()
         taps = default_taps(num_layers) if self.taps is None else self.taps
-        if not taps or not all(0 <= tap <= num_layers for tap in taps):
+        known = set(range(num_layers + 1))
+        if not taps or len(set(taps)) < len(taps) or not set(taps) <= known:
             raise ValueError(
-                f"taps={list(taps)}: expected layers from 0 to {num_layers}, as the target has"
+                f"taps={list(taps)}: expected layers from 0 to {num_layers}, each once"
             )
         return taps
 
@@ -92,4 +93,4 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
     taps = (2, num_layers // 2, num_layers - 3)
     if taps[0] < taps[1] < taps[2]:
         return taps
-    return num_layers // 4, num_layers // 2, num_layers - num_layers // 4
+    return tuple(dict.fromkeys((num_layers // 4, num_layers // 2, num_layers - num_layers // 4)))
