@@ -1,7 +1,8 @@
 """The engine as a teacher: what a target computes at each position of a text, for training drafts.
 
-Owns a decoder of its own over one sequence, without scheduler, sampler or captured cells. Knows
-nothing of what is trained; hands out `proposers.training`'s view of a target.
+Owns a decoder of its own over one sequence, without scheduler, sampler or captured cells. Its
+matrix products are torch's, which are fastest for the many rows of a whole text and need not be
+row-invariant. Knows nothing of what is trained; hands out `proposers.training`'s view of a target.
 """
 
 from __future__ import annotations
@@ -9,12 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
+from torch.nn import functional
 
-from graphengine import step_batch
-from graphengine.captured_step import make_buffers
+from graphengine.attention.base import AttentionBatch
 from graphengine.config import CacheConfig, EngineConfig
 from graphengine.kv import cache as kv_cache
 from graphengine.models.block import ForwardBuffers, ForwardInputs
@@ -23,10 +22,39 @@ from graphengine.models.decoder import Decoder, DecoderWeights
 from graphengine.models.factory import LayerFactory
 from graphengine.models.hidden_states import FINAL, HiddenStates
 from graphengine.models.loader import OpenedModel, Progress, load_weights
-from graphengine.resolve import MAX_PREFILL_ROWS, ResolvedConfig, resolve
+from graphengine.models.native_ops import NativeOps
+from graphengine.resolve import ResolvedConfig, resolve
 from proposers.training import LayerSizes, Target, TeacherRows
 
 Tensor = torch.Tensor
+
+
+LOGIT_ROWS = 256  # that are computed at a time
+
+
+class TeacherOps(NativeOps):
+    """The native operations, with torch's matrix products in the dtype of the weights."""
+
+    def linear(
+        self,
+        out: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        add: bool = False,
+    ) -> None:
+        product = functional.linear(x.to(weight.dtype), weight).float()
+        if bias is not None:
+            product += bias
+        if add:
+            out += product
+        else:
+            out.copy_(product)
+
+    def gate_up(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
+        gate, up = functional.linear(x.to(weight.dtype), weight).float().chunk(2, dim=-1)
+        torch.mul(functional.silu(gate), up, out=out)
 
 
 class EngineTeacher:
@@ -57,60 +85,68 @@ class EngineTeacher:
                     f"taps: {tap} is not from 0 to {model.num_layers}, the target's layers"
                 )
         block_size = CacheConfig().block_size
-        num_blocks = -(-max_length // block_size) + 1
-        config = EngineConfig(
-            max_model_len=max_length,
-            max_num_seqs=1,
-            numerics="fast",
-            speculative="off",
-            cache=CacheConfig(num_blocks=num_blocks, enable_prefix_caching=False),
-        )
+        cache = CacheConfig(num_blocks=-(-max_length // block_size) + 1)
+        config = EngineConfig(max_model_len=max_length, speculative="off", cache=cache)
         resolved = resolve(model, config)
         self.taps = tuple(taps)
         self.weights = DecoderWeights.allocate(model, resolved.dtype, resolved.device)
         load_weights(
             self.weights.destinations(model), opened.source, config=model, progress=progress
         )
+        self._head = self.weights.lm_head.float()
         self._states = HiddenStates(
             (*taps, FINAL),
             hidden_size=model.hidden_size,
-            num_blocks=num_blocks,
+            num_blocks=resolved.num_blocks,
             block_size=block_size,
             dtype=resolved.dtype,
         )
         self._decoder = _make_decoder(resolved, self.weights, self._states)
-        self._buffers = make_buffers(model, resolved.sizes, resolved.device)
+        widths = (
+            model.hidden_size,
+            model.hidden_size,
+            model.q_size + 2 * model.kv_size,
+            model.q_size,
+            model.intermediate_size,
+        )
+        self._buffers = ForwardBuffers(*(torch.empty(max_length, width) for width in widths))
         self._first_slot = block_size  # behind the null block
-        self._logits = torch.empty(MAX_PREFILL_ROWS, model.vocab_size)
-        self._greedy_ids = torch.empty(max_length, dtype=torch.int32)
+        blocks = torch.arange(1, resolved.num_blocks, dtype=torch.int32)
+        self._block_table = blocks[None]
 
+    @torch.no_grad()
     def run(self, token_ids: Sequence[int]) -> TeacherRows:
-        """All rows of one text, in the dtype in which decoding hands them to a draft; views, valid
-        until the next call.
+        """All rows of one text, in the dtype in which decoding hands them to a draft; hidden states
+        are views, valid until the next call.
         """
-        ids = np.asarray(token_ids, dtype=np.int32)
-        for start in range(0, len(ids), MAX_PREFILL_ROWS):
-            self._forward(ids[start : start + MAX_PREFILL_ROWS], start)
-        rows = self._states.storage[self._first_slot : self._first_slot + len(ids)]
+        length, first = len(token_ids), self._first_slot
+        positions = torch.arange(length, dtype=torch.int32)
+        ends = torch.tensor([0, length], dtype=torch.int32)
+        inputs = ForwardInputs(
+            token_ids=torch.tensor(token_ids, dtype=torch.int32),
+            positions=positions,
+            slot_mapping=first + positions,
+            attention=AttentionBatch(self._block_table, ends, positions),
+        )
+        buffers = self._buffers.rows(slice(0, length))
+        self._decoder.attention.plan(inputs.attention)
+        self._decoder.forward(inputs, buffers)
+        rows = self._states.storage[first : first + length]
         width = rows.shape[1] // len(self._states.taps)  # of one state, the final one the last
-        return TeacherRows(rows[:, :-width], rows[:, -width:], self._greedy_ids[: len(ids)])
+        return TeacherRows(rows[:, :-width], rows[:, -width:], self._greedy_ids(buffers))
 
-    def _forward(self, token_ids: npt.NDArray[np.int32], start: int) -> None:
-        num_tokens, decoder = len(token_ids), self._decoder
-        views = self._buffers.prefill(num_reqs=1, num_tokens=num_tokens)
-        host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
-        positions = np.arange(start, start + num_tokens, dtype=np.int32)
-        host["token_ids"][:] = token_ids
-        host["positions"][:] = positions
-        host["slot_mapping"][:] = self._first_slot + positions
-        host["block_table"][0] = np.arange(1, host["block_table"].shape[1] + 1)
-        host["query_start_loc"][:] = (0, num_tokens)
-        inputs, buffers = ForwardInputs.of(views), ForwardBuffers.of(views)
-        decoder.attention.plan(inputs.attention)
-        decoder.forward(inputs, buffers)
-        logits = self._logits[:num_tokens]
-        decoder.logits(logits, buffers.hidden, buffers.normed)
-        decoder.ops.argmax(self._greedy_ids[start : start + num_tokens], logits)
+    def _greedy_ids(self, buffers: ForwardBuffers) -> Tensor:
+        """int32 [T], from the residual stream behind the last layer. Of fp32 logits: in bf16 many
+        would be alike.
+        """
+        ops, found = self._decoder.ops, []
+        for start in range(0, len(buffers.hidden), LOGIT_ROWS):
+            part = buffers.rows(slice(start, start + LOGIT_ROWS))
+            ops.rms_norm(part.normed, part.hidden, self.weights.final_norm)
+            logits = functional.linear(part.normed, self._head)
+            found.append(torch.empty(len(logits), dtype=torch.int32))
+            ops.argmax(found[-1], logits)
+        return torch.cat(found)
 
 
 def describe_target(name: str, model: ModelConfig, weights: DecoderWeights) -> Target:
@@ -150,14 +186,25 @@ def fingerprint(weights: DecoderWeights, model: ModelConfig) -> str:
 def _make_decoder(
     resolved: ResolvedConfig, weights: DecoderWeights, states: HiddenStates
 ) -> Decoder:
+    model, block_size, length = (
+        resolved.model,
+        resolved.sizes.block_size,
+        resolved.sizes.max_model_len,
+    )
     caches = kv_cache.allocate(
-        kv_cache.model_layers(resolved.model),
+        kv_cache.model_layers(model),
         resolved.dtype,
         num_blocks=resolved.num_blocks,
-        block_size=resolved.sizes.block_size,
+        block_size=block_size,
         device=resolved.device,
     )
-    factory = LayerFactory(
-        resolved.dtype, max_model_len=resolved.sizes.max_model_len, compiler=None
+    factory = LayerFactory(resolved.dtype, max_model_len=length, compiler=None)
+    return Decoder(
+        model,
+        weights,
+        caches,
+        ops=TeacherOps(resolved.dtype, model.rms_norm_eps),
+        attention=factory.attention(model, block_size=block_size),
+        max_model_len=length,
+        hidden_states=states,
     )
-    return factory.decoder(resolved.model, weights, caches, states)

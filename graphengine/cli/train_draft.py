@@ -106,7 +106,11 @@ class DraftOptions:
     ] = _FLAG_DEFAULTS.fc_norm
     norm_before_residual: Annotated[
         bool,
-        _option(_DRAFT, "--norm-before-residual", "eagle3: add to the normed state."),
+        _option(
+            _DRAFT,
+            "--norm-before-residual/--no-norm-before-residual",
+            "eagle3: the layer adds to the normed state.",
+        ),
     ] = _FLAG_DEFAULTS.norm_before_residual
     norm_output: Annotated[
         bool, _option(_DRAFT, "--norm-output", "eagle3: feed the normed output back.")

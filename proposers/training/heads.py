@@ -44,9 +44,6 @@ class Draft(nn.Module, ABC):
     def logits(self, rows: Tensor) -> Tensor:
         """[N, draft vocabulary] fp32 of rows [N, hidden]."""
 
-    def calibrate(self, batch: Batch) -> None:
-        """Set what depends on the size of the target's states; called once, before training."""
-
 
 class Head(Draft):
     """The recurrence that the heads share.
@@ -125,8 +122,8 @@ class Eagle3Flags:
         norm_output: what is fed back is the normed output.
     """
 
-    fc_norm: bool = True
-    norm_before_residual: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = True
     norm_output: bool = False
 
 

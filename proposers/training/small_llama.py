@@ -44,12 +44,16 @@ class SmallLlama(Draft):
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
         """One step, whatever their number."""
-        positions = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-        by = rotation(self.sizes, positions)
-        hidden = self.embed_tokens(batch.token_ids)
+        yield self.hidden(batch.token_ids)
+
+    def hidden(self, token_ids: Tensor) -> Tensor:
+        """[B, L, hidden] of token ids [B, L] int64, behind the final norm."""
+        by = rotation(self.sizes, torch.arange(token_ids.shape[1], device=token_ids.device))
+        hidden = self.embed_tokens(token_ids)
         for layer in self.layers:
             hidden = cast(LlamaLayer, layer).run(hidden, by, [])
-        yield self.norm(hidden)
+        normed: Tensor = self.norm(hidden)
+        return normed
 
     def logits(self, rows: Tensor) -> Tensor:
         return nn.functional.linear(rows, self.embed_tokens.weight).float()

@@ -22,6 +22,7 @@ from proposers.training.corpus import Piece
 from proposers.training.heads import Draft
 from proposers.training.hidden_cache import HiddenCache, Progress
 from proposers.training.objective import Acceptance, Objective
+from proposers.training.optimizer import DraftOptimizer
 
 STATE_FILE = "state.pt"
 Precision = Literal["auto", "bfloat16", "float32"]
@@ -32,9 +33,9 @@ class TrainConfig:
     """How a draft is trained."""
 
     steps: int = 2000  # of the optimiser
-    batch_tokens: int = 2048  # a step
-    learning_rate: float = 5e-4  # at its highest
-    warmup: float = 0.03  # part of the steps in which it rises; then it falls as a half cosine
+    batch_tokens: int = 1024  # a step
+    learning_rate: float = 1.5e-3  # at its highest
+    warmup: float = 0.05  # part of the steps in which it rises; then it falls as a half cosine
     weight_decay: float = 0.01
     clip: float = 0.5  # largest norm of a gradient
     unroll: int = 3  # drafts in a row: steps of the training-time test
@@ -124,7 +125,7 @@ class Trainer:
             kind: [i for i, piece in enumerate(pieces) if piece.held_out and piece.kind == kind]
             for kind in sorted({piece.kind for piece in pieces})
         }
-        self._optimizer = _optimizer(draft, config)
+        self._optimizer = DraftOptimizer(draft, weight_decay=config.weight_decay, clip=config.clip)
         self._state = _State()
 
     def run(
@@ -169,15 +170,10 @@ class Trainer:
         config, state = self._config, self._state
         batch = self._cache.batch(pieces).to(self._device)
         self._draft.train()
-        for group in self._optimizer.param_groups:
-            group["lr"] = config.rate(state.step)
         with self._autocast():
             first_only = state.step < config.first_only * config.steps
             loss = self._objective.loss(self._draft, batch, 1 if first_only else None)
-        self._optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._draft.parameters(), config.clip)
-        self._optimizer.step()
+        self._optimizer.step(loss, config.rate(state.step))
         state.step += 1
         state.tokens += sum(self._cache.lengths[index] for index in pieces)
         state.losses.append(float(loss.detach()))
@@ -263,19 +259,3 @@ def uses_bfloat16(config: TrainConfig, device: torch.device) -> bool:
         return on_gpu
     on_cpu: bool = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return on_cpu
-
-
-def _optimizer(draft: Draft, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW; norms do not decay."""
-    parameters = [parameter for parameter in draft.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
-    vectors = [parameter for parameter in parameters if parameter.dim() == 1]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(0.9, 0.95),
-        fused=True,
-    )

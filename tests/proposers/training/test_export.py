@@ -80,7 +80,7 @@ def test_eagle3(tmp_path: Path, teach: Teach, fc_norm: bool) -> None:
     assert config["draft_vocab_size"] == 50
     assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
     assert config["target_hidden_size"] == H
-    wanted = {"fc_norm": fc_norm, "norm_before_residual": False, "norm_output": True}
+    wanted = {"fc_norm": fc_norm, "norm_before_residual": True, "norm_output": True}
     assert {name: config[name] for name in wanted} == wanted
     layer = config["transformer_layer_config"]
     assert (layer["model_type"], layer["num_hidden_layers"], layer["hidden_size"]) == (

@@ -28,7 +28,8 @@ def randomised(head: Head) -> dict[str, torch.Tensor]:
 
 
 def eagle3(**flags: bool) -> tuple[Head, chains.ChainHead]:
-    said = Eagle3Flags(**flags)
+    off = {"fc_norm": False, "norm_before_residual": False, "norm_output": False}
+    said = Eagle3Flags(**(off | flags))
     ids = torch.tensor([1, 3, 4, 7, 9, 30])
     head = Eagle3(make_target(), SIZES, num_taps=len(TAPS), draft_ids=ids, flags=said)
     return head, chains.eagle3(SIZES, randomised(head), said)
@@ -47,11 +48,11 @@ def mtp() -> tuple[Head, chains.ChainHead]:
 MAKERS: dict[str, Make] = {
     "eagle1": eagle1,
     "mtp": mtp,
-    "eagle3": lambda: eagle3(fc_norm=False),
+    "eagle3": eagle3,
     "eagle3-fc-norm": lambda: eagle3(fc_norm=True),
-    "eagle3-norm-before-residual": lambda: eagle3(fc_norm=False, norm_before_residual=True),
-    "eagle3-norm-output": lambda: eagle3(fc_norm=False, norm_output=True),
-    "eagle3-all": lambda: eagle3(norm_before_residual=True, norm_output=True),
+    "eagle3-norm-before-residual": lambda: eagle3(norm_before_residual=True),
+    "eagle3-norm-output": lambda: eagle3(norm_output=True),
+    "eagle3-all": lambda: eagle3(fc_norm=True, norm_before_residual=True, norm_output=True),
 }
 
 
