@@ -109,6 +109,11 @@ class Drafting:
         if request_ids and self.proposer is not None:
             self.proposer.forget(request_ids)
 
+    def close(self) -> None:
+        """Drop the proposer, and what it is told about."""
+        self.proposer = None
+        del self._state, self._manager
+
     def _cache_rows(self, requests: Sequence[Request]) -> CacheRows:
         rows = [self._state.row_of(request) for request in requests]
         return CacheRows(

@@ -8,8 +8,9 @@ kept by slot, a cached prefix, a chunk or a pause is a gap like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -72,6 +73,10 @@ class EagleProposer(ModelBasedProposer):
 
     name = "eagle"
     needs_hidden_states = True
+    suspects = (
+        "a norm (norm_before_residual, norm_output, fc_norm), the order of concatenation, the aux "
+        "layers, d2t, the head, or a checkpoint of another target"
+    )
 
     def __init__(self, runtime: DraftRuntime, opened: OpenedHead) -> None:
         architecture = opened.architecture
@@ -86,7 +91,7 @@ class EagleProposer(ModelBasedProposer):
             rms_norm_eps=architecture.rms_norm_eps,
             tokens=opened.tokens,
         )
-        self._config, self._weights = opened.config, weights
+        self._opened, self._config, self._weights = opened, opened.config, weights
         self._blocks = [
             runtime.block(architecture, kv_cache, input_size=opened.input_size(index))
             for index, kv_cache in enumerate(runtime.kv_caches)
@@ -95,6 +100,33 @@ class EagleProposer(ModelBasedProposer):
         self._embedding = embedding
         self._head = runtime.target_head if weights.head is None else weights.head
         self._ones = torch.ones(opened.target.hidden_size)  # gains are in fc: see `load`
+
+    def variants(self) -> Iterator[tuple[str, ModelBasedProposer]]:
+        """Flags turned round, inputs swapped, ids without their table, the target's head."""
+        opened, config = self._opened, self._config
+        if config.version == 3:
+            for flag in ("norm_before_residual", "norm_output"):
+                turned: dict[str, Any] = {flag: not getattr(config, flag)}
+                other = replace(config, **turned)
+                yield f"norm ({flag})", self._again(replace(opened, config=other))
+        swapped = self._again(opened)
+        swapped.swap_inputs()
+        yield "order of concatenation", swapped
+        if opened.tokens is not None:
+            yield "d2t", self._again(replace(opened, tokens=None))
+        if self._weights.head is not None and self._head.shape == self.runtime.target_head.shape:
+            borrowed = self._again(opened)
+            borrowed._head = self.runtime.target_head
+            yield "head", borrowed
+
+    def _again(self, opened: OpenedHead) -> EagleProposer:
+        return EagleProposer(self.runtime, opened)
+
+    def swap_inputs(self) -> None:
+        """Let the columns of embedding and feature change places."""
+        joins = self._weights.fc if self._config.version == 1 else None
+        for matrix in self._blocks[0].inputs() if joins is None else (joins,):
+            matrix.copy_(torch.cat(list(reversed(matrix.chunk(2, dim=1))), dim=1))
 
     def extend(self, views: Views, rows: Rows, activations: Activations) -> Tensor:
         self._load_features(views, activations)
@@ -212,9 +244,11 @@ def _open_head(site: DraftSite) -> OpenedHead:
             tokens=tokens,
         )
         weights = opened.weights(site.dtype, torch.device("meta"))
-        checkpoint.check(
-            {names.get(name, name): tensor for name, tensor in weights.destinations().items()}
-        )
+        shapes = {
+            names.get(name, name): tuple(tensor.shape)
+            for name, tensor in weights.destinations().items()
+        }
+        checkpoint.check(shapes, ignores=lambda name: True)  # of its layers: when they are loaded
     except ValueError as error:
         raise ValueError(f"SpeculativeConfig.model={site.model!r}: {error}") from error
     return opened

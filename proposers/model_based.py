@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from capture.manager import CaptureManager
 from capture.shapes import ShapeKey
-from proposers.base import Draft, ProposeInputs, StatelessProposer, TokenArray
+from proposers.base import NO_TOKEN, Draft, ProposeInputs, StatelessProposer, TokenArray
 from proposers.chain import INPUTS, LOOP, TIER
 from proposers.device import Activations, DraftRuntime, PrefillInputs, Rows
 from proposers.requests import GREEDY, WORDS, write_requests
@@ -51,6 +51,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
     graph_safe = True
     needs_hidden_states = False
     produces_probs = True
+    suspects = "the checkpoint, which may be of another target"
 
     def __init__(
         self,
@@ -86,6 +87,10 @@ class ModelBasedProposer(StatelessProposer, ABC):
                 runtime.max_model_len,
             )
 
+    def variants(self) -> Iterator[tuple[str, ModelBasedProposer]]:
+        """Other readings of the checkpoint, for the check at load; see `ModelProposer`."""
+        yield from ()
+
     # ---- the architecture ----
 
     @abstractmethod
@@ -108,12 +113,20 @@ class ModelBasedProposer(StatelessProposer, ABC):
         """How many of a request's drafts have KV that stays valid where they are accepted."""
         return 0
 
+    def num_loop_rows(self, allowance: int, k: int) -> int:
+        """Drafts of a request that are run on: for the next one's sake, or to keep their KV."""
+        return max(allowance - 1, self.num_kept_drafts(allowance, k))
+
     def _loop_rows(self, counts: TokenArray, k: int) -> list[int]:
-        """Drafts of each request that are run on: for the next one's sake, or to keep their KV."""
-        return [
-            max(count - 1, self.num_kept_drafts(count, k)) if count else 0
-            for count in counts.tolist()
-        ]
+        return [self.num_loop_rows(count, k) if count else 0 for count in counts.tolist()]
+
+    def deepen(self, depth: int, views: Views, rows: Rows, activations: Activations) -> Tensor:
+        """Run deeper layers over rows that `extend` has run; returns their states. Captured.
+
+        Args:
+            depth: from 1 to lookahead - shift; the rows' tokens are so many further on.
+        """
+        raise AssertionError(f"proposer {self.name} has no layer {depth} behind its first")
 
     def advance(self, step: int, views: Views, window: Views) -> None:
         """From the draft of `step` to the state that the next one is chosen from. Captured."""
@@ -143,28 +156,33 @@ class ModelBasedProposer(StatelessProposer, ABC):
     def _num_rows(self, key: ShapeKey) -> int:
         """Rows that a chain runs, padding included."""
         k = key.query_len - 1
-        return key.num_reqs * (self.width(k) + k - 1)
+        return key.num_reqs * (self.width(k) + self.num_loop_rows(k, k))
 
     def _chain(self, views: Views) -> None:
-        """The captured step: extend, then choose and advance k times."""
+        """The captured step: extend, then choose and advance k times.
+
+        Deeper layers are run where fewer drafts are wanted, too: for their KV.
+        """
         ops = self.ops
         num_reqs, k = len(views["block_table"]), _num_drafts(views)
         window = self._window_views(num_reqs, k)
         state, activations = views["draft.state"], self.runtime.activations(views, num_reqs)
         behind = self.extend(window, self._window_rows(window), self._activations(window))
         ops.take_rows(state, behind, views["draft.last_rows"])
-        for step in range(k):
-            self.logits(views["draft.logits"], state, activations)
-            ops.choose(
-                views["draft.chosen"],
-                views["draft.drafts"],
-                views.get("draft.probs"),
-                views["draft.logits"],
-                self._tokens,
-                views["draft.requests"],
-                step,
-            )
-            if step + 1 < k:
+        num_steps = max(k, self.lookahead - self.shift + 1)
+        for step in range(num_steps):
+            if step < k:
+                self.logits(views["draft.logits"], state, activations)
+                ops.choose(
+                    views["draft.chosen"],
+                    views["draft.drafts"],
+                    views.get("draft.probs"),
+                    views["draft.logits"],
+                    self._tokens,
+                    views["draft.requests"],
+                    step,
+                )
+            if step + 1 < num_steps:
                 self.advance(step, views, window)
 
     def _window_views(self, num_reqs: int, k: int) -> Views:
@@ -213,8 +231,27 @@ class ModelBasedProposer(StatelessProposer, ABC):
         num_tokens = int((ends - starts).sum()) + sum(self._loop_rows(counts, k))
         self._manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         kept = [self.num_kept_drafts(int(count), k) for count in counts]
-        cached = np.where(live, lengths - self.lookahead + kept, cache.num_cached)
-        return self._read(key, counts, cached)
+        cached = np.where(live, lengths - self.lookahead + kept, 0)
+        return self._read(key, counts, np.maximum(cached, cache.num_cached))
+
+    def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
+        """The likeliest first draft at every place of a text, teacher-forced."""
+        found = np.full(len(token_ids), NO_TOKEN, dtype=np.int32)
+        end = np.array([len(token_ids) - self.lookahead], dtype=np.int32)
+        window = Window([token_ids], block_table[None], np.zeros_like(end), end)
+        for start, views, states in self._run_window(window):
+            ids = torch.cat([self._likeliest(views, part) for part in states.split(1)])
+            # A row tells what follows the last token that it has seen.
+            first = int(start[0]) + self.shift
+            found[first : first + len(ids)] = ids.numpy()
+        return found
+
+    def _likeliest(self, views: Views, state: Tensor) -> Tensor:
+        """The likeliest token [1] by a state [1, hidden]."""
+        out = self.runtime.buffers.cell(ShapeKey(1, 2, TIER))["draft.logits"]
+        self.logits(out, state, self.runtime.activations(views, 1))
+        column = out.argmax(-1)
+        return column if self._tokens is None else self._tokens[column]
 
     def _read(self, key: ShapeKey, counts: TokenArray, num_cached: npt.NDArray[Any]) -> Draft:
         num_reqs, k = len(counts), key.query_len - 1
@@ -232,8 +269,13 @@ class ModelBasedProposer(StatelessProposer, ABC):
         )
 
     def _fill(self, window: Window) -> None:
-        """Run rows beside the table, in forwards of a bounded size, in order."""
+        """Run rows beside the table, for their KV."""
         assert self._manager is not None, f"proposer {self.name} has not been captured"
+        for _ in self._run_window(window):
+            self._manager.count_eager(f"fill:{self.name}")
+
+    def _run_window(self, window: Window) -> Iterator[tuple[TokenArray, Views, Tensor]]:
+        """Run rows in forwards of a bounded size, in order; gives first slots, views and states."""
         most_reqs, starts = self.runtime.max_num_seqs, window.starts.copy()
         while (left := np.maximum(window.ends - starts, 0)).any():
             chosen = np.flatnonzero(left)[:most_reqs]
@@ -243,11 +285,14 @@ class ModelBasedProposer(StatelessProposer, ABC):
             part = window.part(chosen, starts[chosen], starts[chosen] + takes)
             views = self.runtime.buffers.prefill(num_reqs=len(chosen), num_tokens=int(takes.sum()))
             host = {name: views[name].numpy() for name in INPUTS}
-            write_rows(host, part, np.concatenate(([0], np.cumsum(takes))), self._layout)
-            rows = self._window_rows(views)
+            offsets = np.concatenate(([0], np.cumsum(takes)))
+            write_rows(host, part, offsets, self._layout)
+            rows, activations = self._window_rows(views), self._activations(views)
             self.runtime.plan(rows)
-            self.extend(views, rows, self._activations(views))
-            self._manager.count_eager(f"fill:{self.name}")
+            yield part.starts, views, self.extend(views, rows, activations)
+            for depth in range(1, self.lookahead - self.shift + 1):
+                write_rows(host, part, offsets, self._layout, depth)
+                self.deepen(depth, views, rows, activations)
             starts[chosen] += takes
 
     # ---- inputs ----

@@ -7,7 +7,7 @@ caught up when it next does. A replaced row was certain: its distribution is a p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +35,7 @@ class OverridingProposer:
         self.graph_safe = model.graph_safe
         self.needs_hidden_states = model.needs_hidden_states
         self.produces_probs = model.produces_probs
+        self.suspects = model.suspects
         self._min_match = min_match
         self._manager: CaptureManager | None = None
 
@@ -47,6 +48,14 @@ class OverridingProposer:
     def prefill(self, inputs: PrefillInputs) -> TokenArray:
         """Fill the model's KV."""
         return self.model.prefill(inputs)
+
+    def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
+        """The model's."""
+        return self.model.first_drafts(token_ids, block_table)
+
+    def variants(self) -> Iterator[tuple[str, ModelProposer]]:
+        """The model's."""
+        return self.model.variants()
 
     def propose(self, inputs: ProposeInputs) -> Draft:
         """The matcher's drafts where its match is long, the model's elsewhere."""
@@ -97,13 +106,13 @@ class OverridingProposer:
         return Draft(
             token_ids=token_ids.astype(np.int32),
             num_draft_tokens=counts.astype(np.int32),
-            probs=_with_points(drafted.probs, token_ids, wins),
+            probs=with_points(drafted.probs, token_ids, wins),
             num_cached=cached,
             match_lengths=matched.match_lengths,
         )
 
 
-def _with_points(
+def with_points(
     probs: torch.Tensor | None, token_ids: TokenArray, wins: npt.NDArray[np.bool_]
 ) -> torch.Tensor | None:
     """The distributions [num_reqs, k, vocab], certain where the row is the matcher's."""

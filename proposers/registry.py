@@ -10,7 +10,16 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import draft_model, eagle, mock_drawn, mock_specs, ngram, suffix
+from proposers import (
+    draft_model,
+    eagle,
+    mock_drawn,
+    mock_model_specs,
+    mock_specs,
+    mtp,
+    ngram,
+    suffix,
+)
 from proposers.base import Proposer, Runtime
 from proposers.device import DraftPlan, DraftSite, ModelProposer
 from proposers.info import ProposerInfo, ProposerSpec
@@ -24,22 +33,14 @@ _SPECS: tuple[ProposerSpec, ...] = (
     suffix.SPEC,
     draft_model.SPEC,
     eagle.SPEC,
+    mtp.SPEC,
     *mock_specs.SPECS,
     mock_drawn.SPEC,
+    *mock_model_specs.SPECS,
 )
 
 _PLANNED_REASON = "not built yet"
 _REFUSED: tuple[ProposerInfo, ...] = (
-    ProposerInfo(
-        name="mtp",
-        summary="the checkpoint's own multi-token-prediction layers",
-        kind="device",
-        graph_safe=True,
-        needs_hidden_states=True,
-        produces_probs=True,
-        status="planned",
-        reason=_PLANNED_REASON,
-    ),
     ProposerInfo(
         name="medusa",
         summary="independent heads, one for each future position",

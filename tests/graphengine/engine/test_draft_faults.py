@@ -122,7 +122,8 @@ def test_padding_rows_are_reconciled(
     params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=temperature, seed=3)
     streams = []
     for setup in (Setup(), Setup(k=3)):
-        options = {"method": "draft_model", "model": str(draft)} if setup.k else {}
+        options = {"method": "draft_model", "model": str(draft), "self_check": "off"}
+        options = options if setup.k else {}
         harness = Harness(setup.start(checkpoints.get(), **options))
         harness.add("last", [VOCAB_SIZE - 1] * 3, params)  # an id that the small draft lacks
         harness.add("other", PROMPT, params)
@@ -135,7 +136,8 @@ def test_padding_rows_are_reconciled(
 def test_a_short_draft_stops_drafting(checkpoints: Checkpoints, tmp_path: Path) -> None:
     """Guards case 27: no position of the draft goes past its own limit."""
     draft = make_checkpoint(tmp_path / "short", max_position_embeddings=32)
-    harness = Harness(Setup(k=3).start(checkpoints.get(), method="draft_model", model=str(draft)))
+    options = {"method": "draft_model", "model": str(draft), "self_check": "off"}
+    harness = Harness(Setup(k=3).start(checkpoints.get(), **options))
     off = Harness(Setup().start(checkpoints.get()))
     for one in (harness, off):
         one.add("long", PROMPT, SamplingParams(max_tokens=60, ignore_eos=True))
