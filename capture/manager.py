@@ -60,6 +60,12 @@ class CaptureStats:
     seconds: dict[str, float] = field(default_factory=dict)
     num_bytes: dict[str, int] = field(default_factory=dict)
 
+    def forget_runs(self) -> None:
+        """Count launches from zero again; what was captured stays."""
+        self.replays.clear()
+        self.eager_fallbacks.clear()
+        self.padding_rows = 0
+
 
 @dataclass(frozen=True, slots=True)
 class _Tier:

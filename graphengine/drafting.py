@@ -81,6 +81,7 @@ class Drafting:
             num_draft_tokens=allowances,
             k=plan.k,
             sampling=[request.sampling for request in requests],
+            cache_salts=[request.cache_salt for request in requests],
             cache=self._cache_rows(requests),
         )
         draft = proposer.propose(inputs)
@@ -107,6 +108,11 @@ class Drafting:
         """Tell the proposer who is gone: what has ended, and what is to start over."""
         if request_ids and self.proposer is not None:
             self.proposer.forget(request_ids)
+
+    def close(self) -> None:
+        """Drop the proposer, and what it is told about."""
+        self.proposer = None
+        del self._state, self._manager
 
     def _cache_rows(self, requests: Sequence[Request]) -> CacheRows:
         rows = [self._state.row_of(request) for request in requests]

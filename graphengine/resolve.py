@@ -99,14 +99,7 @@ def resolve(
         raise ValueError(
             "mlp_bias=True: MLP biases are not supported; use a checkpoint without them"
         )
-    max_model_len = config.max_model_len or min(
-        model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN
-    )
-    if max_model_len > model.max_position_embeddings:
-        raise ValueError(
-            f"max_model_len={max_model_len}: the checkpoint's limit is max_position_embeddings="
-            f"{model.max_position_embeddings}; lower max_model_len"
-        )
+    max_model_len = _resolve_max_model_len(config, model)
     batched = _resolve_batched_tokens(config, max_model_len, max_draft_tokens)
     draft = None
     if speculative is not None and checkpoint is not None:
@@ -149,6 +142,17 @@ def resolve(
         ),
         draft=draft,
     )
+
+
+def _resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    most = model.max_position_embeddings
+    max_model_len = config.max_model_len or min(most, DEFAULT_MAX_MODEL_LEN)
+    if max_model_len > most:
+        raise ValueError(
+            f"max_model_len={max_model_len}: the checkpoint's limit is max_position_embeddings="
+            f"{most}; lower max_model_len"
+        )
+    return max_model_len
 
 
 def _resolve_batched_tokens(config: EngineConfig, max_model_len: int, max_draft_tokens: int) -> int:

@@ -68,6 +68,9 @@ class ProposeInputs:
     k: int
     # num_reqs entries from the engine; none only in inputs made by hand, where all is greedy
     sampling: Sequence[RequestSampling] = ()
+    # num_reqs entries, or none: all share. Whose cached prefixes a request shares (None: those of
+    # all that have no salt); drafts may tell no more than these do.
+    cache_salts: Sequence[str | None] = ()
     # None only in inputs made by hand
     cache: CacheRows | None = None
 
@@ -81,6 +84,9 @@ class ProposeInputs:
         )
         assert len(self.sampling) in (0, num_reqs), (
             f"{num_reqs} requests but {len(self.sampling)} entries of sampling"
+        )
+        assert len(self.cache_salts) in (0, num_reqs), (
+            f"{num_reqs} requests but {len(self.cache_salts)} cache salts"
         )
 
     @property

@@ -8,7 +8,7 @@ rollback serve both, and a proposer keeps no state of a request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
@@ -132,8 +132,8 @@ class DraftSite(Protocol):
         """Bytes of a `DraftRuntime.block`'s weights."""
         ...
 
-    def block_shapes(self, architecture: Architecture) -> dict[str, tuple[int, ...]]:
-        """Shapes of a `DraftRuntime.block`'s `destinations`."""
+    def block_parameters(self, architecture: Architecture) -> dict[str, Tensor]:
+        """A `DraftRuntime.block`'s `destinations`, on the meta device."""
         ...
 
     def open_decoder(self) -> OpenedDecoder:
@@ -153,6 +153,10 @@ class Block(Protocol):
 
     @property
     def input_norm(self) -> Tensor: ...
+
+    def inputs(self) -> Sequence[Tensor]:
+        """Matrices [n, input_size] that read what `attend` is given."""
+        ...
 
     def attend(self, x: Tensor, rows: Rows, activations: Activations) -> None:
         """hidden += attention of x [T, input_size]; captured."""
@@ -182,7 +186,7 @@ class DraftOps(Protocol):
         """out [T, hidden] = table[token_ids]."""
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
-        """out [T, hidden] = RMSNorm(x) * weight [hidden] fp32."""
+        """out [T, hidden] = RMSNorm(x) * weight [hidden] fp32; x may be out."""
 
     def linear(
         self,
@@ -318,9 +322,35 @@ class PrefillInputs:
 class ModelProposer(Proposer, Protocol):
     """A proposer with KV of its own. `propose` gets `ProposeInputs.cache`."""
 
+    @property
+    def suspects(self) -> str:
+        """What may be wrong where its drafts are near chance, to follow "suspect"."""
+        ...
+
+    def variants(self) -> Iterator[tuple[str, ModelProposer]]:
+        """The same weights under other conventions, one at a time, with a name for each.
+
+        For finding out what is wrong with drafts near chance; not captured, and good for
+        `first_drafts` alone.
+        """
+        ...
+
     def prefill(self, inputs: PrefillInputs) -> TokenArray:
         """Fill the draft KV of prompt rows; returns the leading slots that are valid now.
 
         int32 [num_reqs]. Runs outside the table, as the target's prefill does.
+        """
+        ...
+
+    def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
+        """The first draft at every place of a text whose target rows are in the cache.
+
+        Args:
+            token_ids: int32 [num_tokens], all known.
+            block_table: int32 [max_blocks], where its rows lie.
+
+        Returns:
+            int32 [num_tokens]: what would be drafted to follow each token; NO_TOKEN where nothing
+            can be. For the check at load; draft KV of the text's slots is written.
         """
         ...

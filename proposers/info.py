@@ -74,6 +74,8 @@ class ProposerInfo:
     graph_safe: bool = False
     needs_hidden_states: bool = False
     produces_probs: bool = False
+    # whether it says how long its matches are (`Draft.match_lengths`), so that it may override
+    matches: bool = False
     # whether it takes the path of a checkpoint (`SpeculativeConfig.model`)
     model: Literal["none", "optional", "required"] = "none"
     status: Status = "built"

@@ -40,6 +40,7 @@ INFO = ProposerInfo(
     name="ngram",
     summary="copies what followed the longest, then most recent, match of the newest tokens",
     kind="host",
+    matches=True,
     options=(
         OptionInfo(
             name="max_ngram_size",

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import draft_model, mock_drawn, mock_specs, mtp, ngram, suffix
+from proposers import draft_model, eagle, mock_drawn, mock_specs, mtp, ngram, suffix
 from proposers.base import Proposer, Runtime
-from proposers.device import DraftPlan, DraftSite
+from proposers.device import DraftPlan, DraftSite, ModelProposer
 from proposers.info import ProposerInfo, ProposerSpec
+from proposers.override import OverridingProposer
 
 ENTRY_POINT_GROUP = "graphengine.proposers"
 """An entry point of this group is named like the proposer and points to its ProposerSpec."""
@@ -22,23 +23,13 @@ _SPECS: tuple[ProposerSpec, ...] = (
     ngram.SPEC,
     suffix.SPEC,
     draft_model.SPEC,
+    eagle.SPEC,
     mtp.SPEC,
     *mock_specs.SPECS,
     mock_drawn.SPEC,
 )
 
-_PLANNED_REASON = "not built yet"
 _REFUSED: tuple[ProposerInfo, ...] = (
-    ProposerInfo(
-        name="eagle",
-        summary="a trained head over the target's hidden states (EAGLE-1/2/3)",
-        kind="device",
-        graph_safe=True,
-        needs_hidden_states=True,
-        produces_probs=True,
-        status="planned",
-        reason=_PLANNED_REASON,
-    ),
     ProposerInfo(
         name="medusa",
         summary="independent heads, one for each future position",
@@ -116,6 +107,13 @@ def checked(proposer: Proposer, info: ProposerInfo) -> Proposer:
                 "ProposerInfo; the two must agree"
             )
     return proposer
+
+
+def overridden(proposer: Proposer, matcher: str, *, min_match: int, runtime: Runtime) -> Proposer:
+    """A model's proposer whose drafts give way to long matches of another, with its defaults."""
+    assert isinstance(proposer, ModelProposer), f"{proposer.name} carries no model"
+    other = create(matcher, {}, runtime)
+    return OverridingProposer(proposer, other, min_match=min_match)
 
 
 def infos(*, testing: bool = False) -> list[ProposerInfo]:

@@ -8,6 +8,7 @@ drafts leave a gap. Owns the storage; who wants which states is said by the prop
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Final, Literal
 
 import torch
@@ -59,6 +60,12 @@ class HiddenStates:
         self._block_size = block_size
         self._hidden_size = hidden_size
         self._store = native_op(f"store_slots_{kernel_suffix(dtype)}")
+
+    def shifted(self, step: int) -> HiddenStates:
+        """The same storage, filled with what lies so many layers behind each tap."""
+        other = copy(self)
+        other.taps = tuple(tap + step if isinstance(tap, int) else tap for tap in self.taps)
+        return other
 
     def store(self, tap: Tap, x: Tensor, slot_mapping: Tensor) -> None:
         """Keep the rows x [T, hidden] fp32 of a tap, if anybody wants them. Captured."""

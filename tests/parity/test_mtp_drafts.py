@@ -151,7 +151,7 @@ def test_the_last_layer_goes_on_with_a_warning(
     for k, warned in ((2, False), (3, True)):
         with caplog.at_level(logging.WARNING):
             Setup(k=k).start(checkpoint.target, **checkpoint.options).close()
-        assert ("2 layers and max_draft_tokens is 3" in caplog.text) == warned
+        assert ("2 layers and max_draft_tokens is 3; what follows draft 2" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2, 3])
@@ -189,8 +189,8 @@ class Rows:
         self.found: list[tuple[int, int, int, tuple[int, int]]] = []
         self._engine = recorder.harness.engine
         self._states: dict[bytes, tuple[int, int]] = {}
-        self._run = recorder.proposer._run
-        recorder.proposer._run = self._spy  # type: ignore[method-assign]
+        self._forward = recorder.proposer._forward
+        recorder.proposer._forward = self._spy  # type: ignore[method-assign]
 
     def _spy(self, depth: int, views: Any, rows: Any, activations: Any, state: Any) -> None:
         hidden = self._engine.runner.hidden_states
@@ -204,7 +204,7 @@ class Rows:
             origin = self._states[state[row].numpy().tobytes()]
             self.found.append((depth, int(rows.token_ids[row]), position, origin))
             places.append((row, position))
-        self._run(depth, views, rows, activations, state)
+        self._forward(depth, views, rows, activations, state)
         for row, position in places:
             self._states[state[row].numpy().tobytes()] = (depth, position)
 

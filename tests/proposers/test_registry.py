@@ -17,15 +17,13 @@ def create(name: str, **options: object) -> object:
 
 def test_unknown_name_lists_the_valid_ones() -> None:
     """Guards against a misspelt proposer that silently means no speculation."""
-    with pytest.raises(ValueError, match=r"unknown proposer 'n-gram'; use one of: ngram, suffix$"):
+    with pytest.raises(ValueError, match=r"unknown proposer 'n-gram'; use one of: ngram, suffix, "):
         create("n-gram")
 
 
 @pytest.mark.parametrize(
     ("name", "status"),
     [
-        ("draft_model", "planned"),
-        ("eagle", "planned"),
         ("mtp", "planned"),
         ("medusa", "unsupported"),
         ("tree", "unsupported"),
@@ -64,7 +62,7 @@ def test_third_party_is_listed_and_built(monkeypatch: pytest.MonkeyPatch, tmp_pa
     proposer = registry.create("repeat-last", {"times": 2}, TinyRuntime())
     draft = proposer.propose(make_inputs({"a": [7, 9]}, k=3))
     assert draft.token_ids.tolist() == [[9, 9, -1]]
-    with pytest.raises(ValueError, match="use one of: ngram, suffix, repeat-last"):
+    with pytest.raises(ValueError, match=r"use one of: ngram, suffix, .*repeat-last"):
         create("nothing")
 
 

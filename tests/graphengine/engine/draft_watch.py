@@ -27,7 +27,9 @@ class DraftWatch:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        proposer = engine.proposer
+        proposer: Any = engine.proposer
+        while not isinstance(proposer, ModelBasedProposer) and hasattr(proposer, "model"):
+            proposer = proposer.model  # what is wrapped around it
         self.proposer = proposer if isinstance(proposer, ModelBasedProposer) else None
         if self.proposer is None:
             return

@@ -59,6 +59,8 @@ class Setup:
     def config(self, method: str = "ngram", **options: Any) -> EngineConfig:
         """The engine's own form of it."""
         options = {"verification": self.verification, **options}
+        if options.get("model") is not None:
+            options.setdefault("self_check", "off")  # random weights draft near chance
         speculative = (
             SpeculativeConfig(method, max_draft_tokens=self.k, **options) if self.k else None
         )
