@@ -155,6 +155,7 @@ class Draft:
             ("token_ids", self.token_ids, (num_reqs, k)),
             ("lengths", self.num_draft_tokens, (num_reqs,)),
             ("match_lengths", self.match_lengths, (num_reqs,)),
+            ("num_cached", self.num_cached, (num_reqs,)),
         ):
             if array is not None and (array.shape != expected or array.dtype != np.int32):
                 raise AssertionError(
@@ -178,6 +179,12 @@ class Draft:
             _fail_on_first_row(
                 (sizes < 0) | (sizes > np.array(histories, dtype=np.int32)),
                 lambda row: f"{sizes[row]} tokens matched of a history of {histories[row]}",
+            )
+        if self.num_cached is not None:
+            rows, known = self.num_cached, [len(tokens) + k for tokens in inputs.token_ids]
+            _fail_on_first_row(
+                (rows < 0) | (rows > np.array(known, dtype=np.int32)),
+                lambda row: f"{rows[row]} rows of draft KV, of {known[row]} tokens and drafts",
             )
         live = np.arange(k)[None, :] < self.num_draft_tokens[:, None]
         _fail_on_first_row(
