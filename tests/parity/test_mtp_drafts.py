@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from graphengine.sampling.params import SamplingParams
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup
-from tests.mtp_checkpoints import SINGLE_FILE, MtpCheckpoint, add_layers, make_mtp
+from tests.mtp_checkpoints import MtpCheckpoint, make_mtp
 from tests.parity.mtp_runs import (
     MAX_TOKENS,
     PROMPT,
@@ -24,11 +22,11 @@ from tests.parity.mtp_runs import (
     Recorder,
     Tokens,
     cached_maker,
+    make_perfect,
     plain,
     record,
 )
 from tests.parity.test_self_draft import check_all_accepted, random_jobs
-from tests.tiny import make_checkpoint
 
 pytestmark = pytest.mark.parity
 
@@ -207,28 +205,6 @@ class Rows:
         self._forward(depth, views, rows, activations, state)
         for row, position in places:
             self._states[state[row].numpy().tobytes()] = (depth, position)
-
-
-def make_perfect(root: Path, num_layers: int) -> MtpCheckpoint:
-    """A target without attention, whose next token is a function of the last one, and layers that
-    compute that function from the embedding alone.
-    """
-    target = make_checkpoint(root / "target", num_hidden_layers=1, rms_norm_eps=1e-12)
-    weights = load_file(target / SINGLE_FILE)
-    weights["model.layers.0.self_attn.o_proj.weight"].zero_()
-    embedding = weights["model.embed_tokens.weight"]  # which the layers norm
-    embedding /= embedding.pow(2).mean(-1, keepdim=True).sqrt()
-    save_file(weights, target / SINGLE_FILE, metadata={"format": "pt"})
-    size = embedding.shape[1]
-    layer = {
-        "embed_norm": torch.ones(size),
-        "hidden_norm": torch.ones(size),
-        "projection": torch.cat([torch.eye(size), torch.zeros(size, size)], dim=1),
-        "final": weights["model.norm.weight"],
-    }
-    prefix = "model.layers.0."
-    layer |= {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
-    return add_layers(target, "deepseek", [layer] * num_layers)
 
 
 @pytest.mark.parametrize(("num_layers", "k"), [(1, 1), (1, 5), (2, 1), (2, 4), (3, 3), (3, 5)])

@@ -24,7 +24,6 @@ def test_unknown_name_lists_the_valid_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "status"),
     [
-        ("mtp", "planned"),
         ("medusa", "unsupported"),
         ("tree", "unsupported"),
         ("lookahead", "unsupported"),
