@@ -39,7 +39,6 @@ _SPECS: tuple[ProposerSpec, ...] = (
     *mock_model_specs.SPECS,
 )
 
-_PLANNED_REASON = "not built yet"
 _REFUSED: tuple[ProposerInfo, ...] = (
     ProposerInfo(
         name="medusa",
