@@ -8,7 +8,7 @@ from proposers import registry
 from proposers.ngram import NgramProposer
 from tests.proposers.helpers import TinyRuntime, install_entry_point, make_inputs
 
-THIRD_PARTY = "tests.proposers.third_party"
+THIRD_PARTY = "tests.third_party.repeat_last"
 
 
 def create(name: str, **options: object) -> object:
@@ -82,7 +82,7 @@ def test_taken_name_is_an_error_even_if_another_is_asked_for(
     [
         ("gone", "tests.proposers.no_such_module:SPEC", "cannot be loaded"),
         ("gone", f"{THIRD_PARTY}:NO_SUCH_NAME", "cannot be loaded"),
-        ("wrong", f"{THIRD_PARTY}:NOT_A_SPEC", "must be a ProposerSpec"),
+        ("wrong", f"{THIRD_PARTY}:RepeatLast", "must be a ProposerSpec"),
         ("other-name", f"{THIRD_PARTY}:SPEC", "is named 'repeat-last' in its info"),
     ],
 )
