@@ -1,5 +1,7 @@
 """Names of proposers: hard errors, third-party entry points, the support matrix."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,18 @@ def test_default_list_hides_the_scripted_proposers() -> None:
     everything = registry.infos(testing=True)
     assert {info.name for info in everything} >= {*listed, "mock-oracle", "mock-empty"}
     assert len({info.name for info in everything}) == len(everything)
+
+
+def test_a_name_imports_its_own_file_alone() -> None:
+    """Guards a start that loads every proposer, and tools of the tests, to find one."""
+    code = (
+        "import sys; from proposers import registry; registry.find('ngram');"
+        "print(*(name for name in sys.modules if name.startswith('proposers.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
+    assert "proposers.ngram" in found
+    assert not found & {"proposers.suffix", "proposers.eagle", "proposers.mock"}
 
 
 def test_every_row_of_the_matrix_explains_itself() -> None:
