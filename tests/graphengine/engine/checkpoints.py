@@ -30,9 +30,9 @@ class Checkpoints:
 
         Names: `llama` (text that varies), `loopy` (text that falls into cycles, so that n-grams
         hit), `qwen3` (q/k norm, bias, one KV head), `window` (sliding window), `ties` (ids in
-        pairs with equal logits), `near` (attention over 4 tokens, plain embeddings). Heads for
-        these: `eagle3` (random, 100 draft ids), `echo` (all but perfect for `near`), `rough` (the
-        same with noise).
+        pairs with equal logits), `near` (attention over 4 tokens, plain embeddings). EAGLE heads:
+        `eagle3` (random, 100 draft ids), `echo` (perfect for `near`), `rough` and `rough-loopy`
+        (right at times, for `near` and `loopy`).
         """
         directory = self._root / name
         if not directory.exists():
@@ -113,5 +113,8 @@ _MAKERS: dict[str, Callable[[Path], Any]] = {
     "echo": lambda directory: make_echo(directory, Checkpoints(directory.parent).get("near")),
     "rough": lambda directory: make_echo(
         directory, Checkpoints(directory.parent).get("near"), noise=0.05
+    ),
+    "rough-loopy": lambda directory: make_echo(
+        directory, Checkpoints(directory.parent).get("loopy"), noise=0.02
     ),
 }
