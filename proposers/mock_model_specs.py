@@ -92,8 +92,6 @@ def _spec(
     return ProposerSpec(info=info, open=plan)
 
 
-SPECS = (
-    _spec(MockDraftModel, _draft_model_shape),
-    _spec(MockEagle, _eagle_shape),
-    _spec(MockMtp, _mtp_shape, _NUM_LAYERS),
-)
+DRAFT_MODEL = _spec(MockDraftModel, _draft_model_shape)
+EAGLE = _spec(MockEagle, _eagle_shape)
+MTP = _spec(MockMtp, _mtp_shape, _NUM_LAYERS)

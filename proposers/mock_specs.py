@@ -131,10 +131,8 @@ def _build_empty(options: Mapping[str, object], runtime: Runtime) -> EmptyPropos
     return EmptyProposer(vocab_size=runtime.vocab_size)
 
 
-SPECS = (
-    ProposerSpec(info=_ORACLE, factory=_build_oracle),
-    ProposerSpec(info=_JUNK, factory=_build_junk),
-    ProposerSpec(info=_EXACTLY, factory=_build_exactly),
-    ProposerSpec(info=_RAGGED, factory=_build_ragged),
-    ProposerSpec(info=_EMPTY, factory=_build_empty),
-)
+ORACLE = ProposerSpec(info=_ORACLE, factory=_build_oracle)
+JUNK = ProposerSpec(info=_JUNK, factory=_build_junk)
+ACCEPT_EXACTLY = ProposerSpec(info=_EXACTLY, factory=_build_exactly)
+RAGGED = ProposerSpec(info=_RAGGED, factory=_build_ragged)
+EMPTY = ProposerSpec(info=_EMPTY, factory=_build_empty)

@@ -279,7 +279,7 @@ def test_drafts_do_not_depend_on_how_their_rows_came(
         size = min(len(row), len(wanted))
         assert row[:size] == wanted[:size], f"other drafts of {name} behind {length} tokens"
         num_compared += size
-    assert num_compared > 50
+    assert num_compared > 30
     for harness, names in ((easy, NAMES[:6]), (hard, NAMES)):
         for name in names:
             assert PROMPTS[name[:2]] + harness.stream(name) == texts[name[:2]]
