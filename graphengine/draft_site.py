@@ -16,6 +16,7 @@ from graphengine.config import SpeculativeConfig
 from graphengine.draft_decoder import OpenedDraftDecoder
 from graphengine.models.block import LayerWeights
 from graphengine.models.config import ModelConfig
+from graphengine.models.factory import check_supported
 from graphengine.models.hf_config import read_hf_config
 from graphengine.models.loader import OpenedModel, open_model
 from graphengine.models.vocabulary import vocabulary_difference
@@ -44,7 +45,9 @@ class EngineSite:
 
     def read_architecture(self, raw: Mapping[str, Any]) -> ModelConfig:
         """Sizes from the contents of a config.json."""
-        return read_hf_config(raw, fallback_dtype=self.dtype)
+        config = read_hf_config(raw, fallback_dtype=self.dtype)
+        check_supported(config, self.dtype)
+        return config
 
     def block_bytes(self, architecture: Architecture, *, input_size: int | None = None) -> int:
         """Bytes of one layer's weights."""
@@ -64,6 +67,7 @@ class EngineSite:
         assert self.model is not None, "no draft model was named"
         try:
             opened = open_model(self.model)
+            check_supported(opened.config, self.dtype)
         except ValueError as error:
             raise ValueError(f"SpeculativeConfig.model={self.model!r}: {error}") from error
         difference = vocabulary_difference(self.checkpoint, opened)

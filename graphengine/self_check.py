@@ -85,9 +85,11 @@ def measure(engine: Engine, proposer: ModelProposer) -> Acceptance:
     """Let the target write, and compare."""
     limit, engine.draft_limit = engine.draft_limit, 0
     prompt = engine.tokenizer.encode(TEXT) if engine.tokenizer is not None else [0]
-    room = engine.resolved.sizes.max_model_len - len(prompt) - 1
+    held = engine.kv.pool.num_usable * engine.kv.block_size  # a pool may be less than a context
+    longest = min(engine.resolved.sizes.max_model_len, held)
+    room = longest - len(prompt) - 1
     if room < LEAST_TOKENS:
-        prompt, room = prompt[:1], engine.resolved.sizes.max_model_len - 2
+        prompt, room = prompt[:1], longest - 2
     num_tokens = max(1, min(NUM_TOKENS, room)) + 1
     # With a seed of its own, so that it draws none from the engine's series.
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=0)

@@ -1,4 +1,4 @@
-"""Draft checkpoints for the tiny target of `tiny_model.py`: a neighbour of it, and random heads.
+"""Draft checkpoints for a tiny target, such as `tiny_model.py`'s: a neighbour of it, random heads.
 
 Written on the spot from fixed seeds. The draft model is the target with noise in its weights, so
 that it is often right and never alike; the heads know nothing, which costs a test of distributions
@@ -15,11 +15,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from profiles.tiny_model import VOCAB_SIZE
-
 Tensor = torch.Tensor
 _NOISE = 0.15  # of the draft model's weights
-_DRAFT_IDS = (0, 1, 2, 3, 5, 7, 9, 12)  # that the EAGLE-3 head can draft
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
+_LAYER = {"model_type": "llama", "num_hidden_layers": 1, "rope_theta": 10000.0}
 
 
 def write_draft(kind: str, folder: Path, target: Path) -> Path:
@@ -48,26 +56,30 @@ def _write_neighbour(folder: Path, target: Path) -> None:
 
 
 def _write_eagle3(folder: Path, target: Path) -> None:
+    """A head that can draft two thirds of the vocabulary."""
     config = _target_config(target)
-    hidden = config["hidden_size"]
+    hidden, vocab_size, last = (
+        config[name] for name in ("hidden_size", "vocab_size", "num_hidden_layers")
+    )
     tensors = _layer("layers.0.", config, input_size=2 * hidden)
-    offsets = [token - column for column, token in enumerate(_DRAFT_IDS)]
+    ids = [token for token in range(vocab_size) if token % 3 != 1]
+    offsets = [token - column for column, token in enumerate(ids)]
     tensors |= {
-        "fc.weight": _matrix(2, hidden, 3 * hidden),
+        "fc.weight": _matrix(2, hidden, 2 * hidden),
         "layers.0.hidden_norm.weight": torch.ones(hidden),
         "norm.weight": torch.ones(hidden),
-        "lm_head.weight": _matrix(3, len(_DRAFT_IDS), hidden),
+        "lm_head.weight": _matrix(3, len(ids), hidden),
         "d2t": torch.tensor(offsets),
-        "t2d": torch.tensor([token in _DRAFT_IDS for token in range(VOCAB_SIZE)]),
+        "t2d": torch.tensor([token in ids for token in range(vocab_size)]),
     }
     wanted = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
-        "draft_vocab_size": len(_DRAFT_IDS),
+        "draft_vocab_size": len(ids),
         "norm_before_residual": False,
         "target_hidden_size": None,
-        "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
-        "transformer_layer_config": {**config, "num_hidden_layers": 1},
+        "eagle_aux_hidden_state_layer_ids": [0, last],
+        "transformer_layer_config": {name: config[name] for name in _SIZES} | _LAYER,
         "torch_dtype": "float32",
     }
     _write(folder, tensors, wanted)

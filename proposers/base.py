@@ -161,12 +161,6 @@ class Draft:
                 raise AssertionError(
                     f"draft {field} are {array.dtype} {array.shape}, expected int32 {expected}"
                 )
-        if self.probs is not None:
-            shape, kind = tuple(self.probs.shape), str(self.probs.dtype).removeprefix("torch.")
-            if (shape, kind) != ((num_reqs, k, vocab_size), "float32"):
-                raise AssertionError(
-                    f"draft probs are {kind} {shape}, expected float32 {(num_reqs, k, vocab_size)}"
-                )
         _fail_on_first_row(
             (self.num_draft_tokens < 0) | (self.num_draft_tokens > inputs.num_draft_tokens),
             lambda row: (
@@ -192,28 +186,37 @@ class Draft:
             lambda row: f"draft ids {self.token_ids[row].tolist()} outside [0, {vocab_size})",
         )
         if self.probs is not None:
-            ids = np.maximum(self.token_ids, 0)[:, :, None]
-            probs = self.probs.detach().numpy()
-            drawn = np.take_along_axis(probs, ids, axis=2)[:, :, 0]
-            _fail_on_first_row(
-                (live & ~(drawn > 0)).any(axis=1),
-                lambda row: f"a draft has probability {drawn[row].tolist()} of being drawn",
-            )
-            sums = probs.sum(axis=2, dtype=np.float64)
-            least = probs.min(axis=2)
-            is_law = (np.abs(sums - 1) < SUM_TOLERANCE) & (least >= 0)
-            _fail_on_first_row(
-                (live & ~is_law).any(axis=1),
-                lambda row: (
-                    f"probabilities that sum to {sums[row].tolist()}, the least of them "
-                    f"{least[row].tolist()}"
-                ),
-            )
+            self._check_probs(self.probs, live, (num_reqs, k, vocab_size))
         _fail_on_first_row(
             (~live & (self.token_ids != NO_TOKEN)).any(axis=1),
             lambda row: (
                 f"{self.token_ids[row].tolist()} is not {NO_TOKEN} after "
                 f"{self.num_draft_tokens[row]} drafts"
+            ),
+        )
+
+    def _check_probs(
+        self, probs: torch.Tensor, live: npt.NDArray[np.bool_], expected: tuple[int, int, int]
+    ) -> None:
+        """Hold distributions to what they are of; live [num_reqs, k]: where there are drafts."""
+        shape, kind = tuple(probs.shape), str(probs.dtype).removeprefix("torch.")
+        if (shape, kind) != (expected, "float32"):
+            raise AssertionError(f"draft probs are {kind} {shape}, expected float32 {expected}")
+        ids = np.maximum(self.token_ids, 0)[:, :, None]
+        numbers = probs.detach().numpy()
+        drawn = np.take_along_axis(numbers, ids, axis=2)[:, :, 0]
+        _fail_on_first_row(
+            (live & ~(drawn > 0)).any(axis=1),
+            lambda row: f"a draft has probability {drawn[row].tolist()} of being drawn",
+        )
+        sums = numbers.sum(axis=2, dtype=np.float64)
+        least = numbers.min(axis=2)
+        is_law = (np.abs(sums - 1) < SUM_TOLERANCE) & (least >= 0)
+        _fail_on_first_row(
+            (live & ~is_law).any(axis=1),
+            lambda row: (
+                f"probabilities that sum to {sums[row].tolist()}, the least of them "
+                f"{least[row].tolist()}"
             ),
         )
 

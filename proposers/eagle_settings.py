@@ -139,8 +139,8 @@ class Settings:
             keys += [key for key in names if re.search(kind.said, str(said[key]), re.IGNORECASE)]
             if keys:
                 raise ValueError(
-                    f"config.json: {keys[0]}={self.raw[keys[0]]!r} is of a {kind.name} head, which "
-                    f"proposer 'eagle' cannot run; use {kind.instead}"
+                    f"config.json: {keys[0]}={self.raw[keys[0]]!r} is of another kind of head, "
+                    f"{kind.name}, which proposer 'eagle' cannot run; use {kind.instead}"
                 )
 
 

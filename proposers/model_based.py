@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -114,11 +113,12 @@ class ModelBasedProposer(StatelessProposer, ABC):
         """How many of a request's drafts have KV that stays valid where they are accepted."""
         return 0
 
-    def num_loop_rows(self, count: int, k: int) -> int:
-        """Of a request's drafts, those that are run on slot by slot: for the next one's sake, or to
-        keep their KV.
-        """
-        return max(count - 1, self.num_kept_drafts(count, k)) if count else 0
+    def num_loop_rows(self, allowance: int, k: int) -> int:
+        """Drafts of a request that are run on: for the next one's sake, or to keep their KV."""
+        return max(allowance - 1, self.num_kept_drafts(allowance, k))
+
+    def _loop_rows(self, counts: TokenArray, k: int) -> list[int]:
+        return [self.num_loop_rows(count, k) if count else 0 for count in counts.tolist()]
 
     def deepen(self, depth: int, views: Views, rows: Rows, activations: Activations) -> Tensor:
         """Run deeper layers over rows that `extend` has run; returns their states. Captured.
@@ -228,8 +228,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         starts = np.where(live, np.minimum(np.maximum(starts, cache.num_cached), ends - 1), ends)
         window = Window(inputs.token_ids, cache.block_table, starts, ends)
         self._write(key, window, inputs, counts)
-        num_loop_rows = sum(self.num_loop_rows(count, k) for count in counts.tolist())
-        num_tokens = int((ends - starts).sum()) + num_loop_rows
+        num_tokens = int((ends - starts).sum()) + sum(self._loop_rows(counts, k))
         self._manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         kept = [self.num_kept_drafts(int(count), k) for count in counts]
         cached = np.where(live, lengths - self.lookahead + kept, 0)
@@ -240,7 +239,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         found = np.full(len(token_ids), NO_TOKEN, dtype=np.int32)
         end = np.array([len(token_ids) - self.lookahead], dtype=np.int32)
         window = Window([token_ids], block_table[None], np.zeros_like(end), end)
-        for start, views, states in self._run(window):
+        for start, views, states in self._run_window(window):
             ids = torch.cat([self._likeliest(views, part) for part in states.split(1)])
             # A row tells what follows the last token that it has seen.
             first = int(start[0]) + self.shift
@@ -272,10 +271,10 @@ class ModelBasedProposer(StatelessProposer, ABC):
     def _fill(self, window: Window) -> None:
         """Run rows beside the table, for their KV."""
         assert self._manager is not None, f"proposer {self.name} has not been captured"
-        for _ in self._run(window):
+        for _ in self._run_window(window):
             self._manager.count_eager(f"fill:{self.name}")
 
-    def _run(self, window: Window) -> Iterator[tuple[TokenArray, Views, Tensor]]:
+    def _run_window(self, window: Window) -> Iterator[tuple[TokenArray, Views, Tensor]]:
         """Run rows in forwards of a bounded size, in order; gives first slots, views and states."""
         most_reqs, starts = self.runtime.max_num_seqs, window.starts.copy()
         while (left := np.maximum(window.ends - starts, 0)).any():
@@ -286,15 +285,14 @@ class ModelBasedProposer(StatelessProposer, ABC):
             part = window.part(chosen, starts[chosen], starts[chosen] + takes)
             views = self.runtime.buffers.prefill(num_reqs=len(chosen), num_tokens=int(takes.sum()))
             host = {name: views[name].numpy() for name in INPUTS}
+            offsets = np.concatenate(([0], np.cumsum(takes)))
+            write_rows(host, part, offsets, self._layout)
             rows, activations = self._window_rows(views), self._activations(views)
-            for depth in range(self.lookahead - self.shift + 1):
-                layout = replace(self._layout, shift=self.shift + depth)
-                write_rows(host, part, np.concatenate(([0], np.cumsum(takes))), layout)
-                if depth == 0:
-                    self.runtime.plan(rows)
-                    yield part.starts, views, self.extend(views, rows, activations)
-                else:
-                    self.deepen(depth, views, rows, activations)
+            self.runtime.plan(rows)
+            yield part.starts, views, self.extend(views, rows, activations)
+            for depth in range(1, self.lookahead - self.shift + 1):
+                write_rows(host, part, offsets, self._layout, depth)
+                self.deepen(depth, views, rows, activations)
             starts[chosen] += takes
 
     # ---- inputs ----

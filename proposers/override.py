@@ -106,13 +106,13 @@ class OverridingProposer:
         return Draft(
             token_ids=token_ids.astype(np.int32),
             num_draft_tokens=counts.astype(np.int32),
-            probs=_with_points(drafted.probs, token_ids, wins),
+            probs=with_points(drafted.probs, token_ids, wins),
             num_cached=cached,
             match_lengths=matched.match_lengths,
         )
 
 
-def _with_points(
+def with_points(
     probs: torch.Tensor | None, token_ids: TokenArray, wins: npt.NDArray[np.bool_]
 ) -> torch.Tensor | None:
     """The distributions [num_reqs, k, vocab], certain where the row is the matcher's."""

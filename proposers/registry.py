@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers import draft_model, eagle, mock_drawn, mock_specs, mtp, ngram, suffix
 from proposers.base import Proposer, Runtime
 from proposers.device import DraftPlan, DraftSite, ModelProposer
 from proposers.info import ProposerInfo, ProposerSpec
@@ -19,15 +18,25 @@ from proposers.override import OverridingProposer
 ENTRY_POINT_GROUP = "graphengine.proposers"
 """An entry point of this group is named like the proposer and points to its ProposerSpec."""
 
-_SPECS: tuple[ProposerSpec, ...] = (
-    ngram.SPEC,
-    suffix.SPEC,
-    draft_model.SPEC,
-    eagle.SPEC,
-    mtp.SPEC,
-    *mock_specs.SPECS,
-    mock_drawn.SPEC,
-)
+# Registered as a third party's are, and imported when somebody asks for them.
+_BUILTIN = {
+    "ngram": "proposers.ngram:SPEC",
+    "suffix": "proposers.suffix:SPEC",
+    "draft_model": "proposers.draft_model:SPEC",
+    "eagle": "proposers.eagle:SPEC",
+    "mtp": "proposers.mtp:SPEC",
+}
+_SCRIPTED = {
+    "mock-oracle": "proposers.mock_specs:ORACLE",
+    "mock-junk": "proposers.mock_specs:JUNK",
+    "mock-accept-exactly": "proposers.mock_specs:ACCEPT_EXACTLY",
+    "mock-ragged": "proposers.mock_specs:RAGGED",
+    "mock-empty": "proposers.mock_specs:EMPTY",
+    "mock-drawn": "proposers.mock_drawn:SPEC",
+    "mock-draft-model": "proposers.mock_model_specs:DRAFT_MODEL",
+    "mock-eagle": "proposers.mock_model_specs:EAGLE",
+    "mock-mtp": "proposers.mock_model_specs:MTP",
+}
 
 _REFUSED: tuple[ProposerInfo, ...] = (
     ProposerInfo(
@@ -60,13 +69,10 @@ def find(name: str) -> ProposerSpec:
     Raises ValueError, listing the valid names, for a name that is unknown, planned, unsupported or
     registered twice.
     """
-    third_party = _third_party()
-    builtin = {spec.info.name: spec for spec in _SPECS}
-    if name in builtin:
-        return builtin[name]
-    if name in third_party:
-        return _load(third_party[name])
-    valid = ", ".join([*(spec.info.name for spec in _public()), *third_party])
+    points = _entry_points()
+    if name in points:
+        return _load(points[name])
+    valid = ", ".join(name for name in points if name not in _SCRIPTED)
     for info in _REFUSED:
         if info.name == name:
             raise ValueError(
@@ -121,28 +127,27 @@ def infos(*, testing: bool = False) -> list[ProposerInfo]:
 
     Raises ValueError where an entry point cannot be loaded or its name is taken.
     """
-    own = [spec.info for spec in (_SPECS if testing else _public())]
-    others = [_load(entry_point).info for entry_point in _third_party().values()]
-    return [*own, *others, *_REFUSED]
+    points = _entry_points()
+    listed = [point for name, point in points.items() if testing or name not in _SCRIPTED]
+    return [*(_load(point).info for point in listed), *_REFUSED]
 
 
-def _public() -> list[ProposerSpec]:
-    return [spec for spec in _SPECS if spec.info.status != "testing"]
-
-
-def _third_party() -> dict[str, EntryPoint]:
-    """Installed entry points by name, none imported yet."""
-    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
-    taken = Counter(point.name for point in found)
-    taken.update(spec.info.name for spec in _SPECS)
+def _entry_points() -> dict[str, EntryPoint]:
+    """Those of this package and those installed, by name; none is imported yet."""
+    own = [
+        EntryPoint(name, value, ENTRY_POINT_GROUP)
+        for name, value in {**_BUILTIN, **_SCRIPTED}.items()
+    ]
+    installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
+    taken = Counter(point.name for point in (*own, *installed))
     taken.update(info.name for info in _REFUSED)
-    for point in found:
+    for point in installed:
         if taken[point.name] > 1:
             raise ValueError(
                 f"proposer name {point.name!r} of entry point {point.value!r} is registered twice; "
                 f"rename it or uninstall one of the packages that define it"
             )
-    return {point.name: point for point in found}
+    return {point.name: point for point in (*own, *installed)}
 
 
 def _load(point: EntryPoint) -> ProposerSpec:

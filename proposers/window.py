@@ -44,12 +44,17 @@ class Window:
 
 
 def write_rows(
-    views: HostViews, window: Window, query_start_loc: npt.NDArray[Any], layout: Layout
+    views: HostViews,
+    window: Window,
+    query_start_loc: npt.NDArray[Any],
+    layout: Layout,
+    depth: int = 0,
 ) -> None:
     """Fill the rows of a window: tokens, where they are, whose.
 
     Args:
         query_start_loc: [num_reqs + 1 or more], where each request's rows begin.
+        depth: how many tokens further on the rows' tokens are, for deeper layers.
     """
     size = layout.block_size
     views["block_table"][: len(window.starts)] = window.block_table
@@ -58,7 +63,7 @@ def write_rows(
         slots = np.arange(start, end, dtype=np.int32)
         first = query_start_loc[index]
         part = slice(first, first + len(slots))
-        tokens = window.token_ids[index][slots + layout.shift]
+        tokens = window.token_ids[index][slots + layout.shift + depth]
         views["token_ids"][part] = np.minimum(tokens, layout.num_embeddings - 1)
         views["positions"][part] = slots
         blocks = window.block_table[index, slots // size]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.tiny import VOCAB_SIZE
 
@@ -143,6 +143,32 @@ def make_eagle1(
         tensors["embed_tokens.weight"] = draw.vector(config["vocab_size"], hidden)
     given = {} if bias else {"bias": False}
     write(directory, {**config, **given, "architectures": ["LlamaForCausalLM"]}, tensors)
+    return tensors
+
+
+def make_echo(directory: Path, target: Path, *, noise: float = 0.0) -> dict[str, Tensor]:
+    """Write an EAGLE-1 head that is the target over again, fed with the tokens alone.
+
+    Its drafts are the target's own tokens wherever attention does not reach back to token 0, which
+    no row of a head embeds. The target's embeddings must pass its first norm as they are.
+
+    Args:
+        noise: on the projection, features included; from 0.1 on a part of the drafts is wrong.
+    """
+    config = json.loads((target / "config.json").read_text())
+    stored = load_file(target / "model.safetensors")
+    hidden = config["hidden_size"]
+    tensors = {
+        name.removeprefix("model."): one
+        for name, one in stored.items()
+        if name.startswith("model.layers.") and name != "model.layers.0.input_layernorm.weight"
+    }
+    draw = _Draw(0)
+    tensors["fc.weight"] = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], 1)
+    tensors["fc.weight"] += noise * draw.matrix(hidden, 2 * hidden)
+    # EAGLE-1 has no final norm: its gains are in the head, and its scale moves no argmax.
+    tensors["lm_head.weight"] = stored["lm_head.weight"] * stored["model.norm.weight"]
+    write(directory, {**config, "bias": False}, tensors)
     return tensors
 
 

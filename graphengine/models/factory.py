@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from capture.compile import PieceCompiler
+from graphengine.attention import cpu
 from graphengine.attention.base import AttentionShape
 from graphengine.attention.cpu import NativeAttention
 from graphengine.models.block import Block, LayerWeights
@@ -22,6 +23,19 @@ from graphengine.models.native_ops import NativeOps
 from graphengine.models.torch_ops import TorchOps
 
 Tensor = torch.Tensor
+
+
+def check_supported(config: ModelConfig, dtype: torch.dtype) -> None:
+    """Whether layers of this model, target or draft, can be made; makes nothing.
+
+    Raises:
+        ValueError: they cannot; the message names key and value.
+    """
+    cpu.check_supported(dtype, config.head_dim)
+    if config.mlp_bias:
+        raise ValueError(
+            "mlp_bias=True: MLP biases are not supported; use a checkpoint without them"
+        )
 
 
 class LayerFactory:

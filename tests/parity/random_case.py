@@ -6,6 +6,7 @@ decoding of its requests, one at a time.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from graphengine.engine import Engine
 from graphengine.request import answer_id
 from graphengine.sampling.params import SamplingParams
 from profiles.random_params import Favour, random_params
+from profiles.tiny_drafts import write_draft
 from proposers.base import Proposer
 from proposers.device import ModelProposer
 from proposers.mock import Records
@@ -68,6 +70,12 @@ class Case:
     def checkpoint(self) -> tuple[Path, int]:
         """Directory and vocabulary size."""
         return random_checkpoint(self.root, self.number)
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether a layer of the model has no more than the common parameters."""
+        config = json.loads((self.checkpoint[0] / "config.json").read_text())
+        return config["model_type"] in ("llama", "mistral") and not config.get("attention_bias")
 
     @cached_property
     def setup(self) -> Setup:
@@ -162,6 +170,8 @@ class Case:
         if draw.random() < 0.6:
             return {}
         method, make = draw.choice(DRAFTS)
+        if method == "mtp" and not self.has_plain_layers:
+            return {}
         drawn = ("greedy", "probabilistic") if rejects else ("greedy", "coupled")
         return {
             "method": method,
@@ -260,4 +270,16 @@ def random_checkpoint(root: Path, number: int, *, other: bool = False) -> tuple[
 DRAFTS: tuple[tuple[str, Callable[[Case], Path]], ...] = (
     ("draft_model", lambda case: case.checkpoint[0]),
     ("draft_model", lambda case: random_checkpoint(case.root, case.number, other=True)[0]),
+    ("eagle", lambda case: random_head(case, "eagle")),
+    ("mtp", lambda case: random_head(case, "mtp")),
 )
+
+
+def random_head(case: Case, kind: str) -> Path:
+    """A head for the case's target."""
+    target = case.checkpoint[0]
+    folder = target.with_name(f"{target.name}-{kind}")
+    if not folder.exists():
+        folder.mkdir()
+        write_draft(kind, folder, target)
+    return folder

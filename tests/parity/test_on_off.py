@@ -28,7 +28,7 @@ pytestmark = pytest.mark.parity
 AnswersOf = Callable[[str, str, str], list[Answer]]
 
 FACTORS: dict[str, tuple[Any, ...]] = {
-    "proposer": ("ngram", "suffix", "oracle", "junk", "exactly", "ragged", "empty"),
+    "proposer": ("ngram", "suffix", "eagle", "oracle", "junk", "exactly", "ragged", "empty"),
     # (compile, k, max_num_seqs): few of them through torch.compile, which takes seconds for each
     "shape": (
         ("native", 3, 5),
@@ -47,6 +47,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "checkpoint": ("llama", "loopy"),
 }
 ROWS = pairwise(FACTORS)
+HEADS = {"llama": "eagle3", "loopy": "rough-loopy"}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,9 @@ def run_row(
     setup, method = make_setup(row), row["proposer"]
     if method in ("ngram", "suffix"):
         engine = setup.start(checkpoints.get(name), method=method)
+    elif method == "eagle":
+        head = checkpoints.get(HEADS[name])
+        engine = setup.start(checkpoints.get(name), method=method, model=str(head))
     else:
         proposer = scripted(method, records, accept=seed % (k + 1), seed=seed)
         engine = setup.start(checkpoints.get(name), proposer)
@@ -157,11 +161,11 @@ BASE = {
 }
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_matches_are_accepted_and_change_nothing(
+@pytest.mark.parametrize("method", ["ngram", "suffix", "eagle"])
+def test_drafts_are_accepted_and_change_nothing(
     method: str, checkpoints: Checkpoints, answers_of: AnswersOf
 ) -> None:
-    """Guards the rows above of those that match: on text with cycles their drafts do pass."""
+    """Guards the rows above of those that do draft: on text with cycles their drafts pass."""
     row = BASE | {"proposer": method}
     harness = run_row(row, checkpoints, answers_of, seed=3, min_tokens=16)
     assert harness.engine.stats().num_accepted_tokens > 20

@@ -1,5 +1,7 @@
 """Names of proposers: hard errors, third-party entry points, the support matrix."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from proposers import registry
 from proposers.ngram import NgramProposer
 from tests.proposers.helpers import TinyRuntime, install_entry_point, make_inputs
 
-THIRD_PARTY = "tests.proposers.third_party"
+THIRD_PARTY = "tests.third_party.repeat_last"
 
 
 def create(name: str, **options: object) -> object:
@@ -43,6 +45,18 @@ def test_default_list_hides_the_scripted_proposers() -> None:
     everything = registry.infos(testing=True)
     assert {info.name for info in everything} >= {*listed, "mock-oracle", "mock-empty"}
     assert len({info.name for info in everything}) == len(everything)
+
+
+def test_a_name_imports_its_own_file_alone() -> None:
+    """Guards a start that loads every proposer, and tools of the tests, to find one."""
+    code = (
+        "import sys; from proposers import registry; registry.find('ngram');"
+        "print(*(name for name in sys.modules if name.startswith('proposers.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
+    assert "proposers.ngram" in found
+    assert not found & {"proposers.suffix", "proposers.eagle", "proposers.mock"}
 
 
 def test_every_row_of_the_matrix_explains_itself() -> None:
@@ -82,7 +96,7 @@ def test_taken_name_is_an_error_even_if_another_is_asked_for(
     [
         ("gone", "tests.proposers.no_such_module:SPEC", "cannot be loaded"),
         ("gone", f"{THIRD_PARTY}:NO_SUCH_NAME", "cannot be loaded"),
-        ("wrong", f"{THIRD_PARTY}:NOT_A_SPEC", "must be a ProposerSpec"),
+        ("wrong", f"{THIRD_PARTY}:RepeatLast", "must be a ProposerSpec"),
         ("other-name", f"{THIRD_PARTY}:SPEC", "is named 'repeat-last' in its info"),
     ],
 )

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from graphengine import startup
 from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.memory import plan_memory
-from graphengine.models import loader
 from graphengine.sampling.params import SamplingParams
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
@@ -54,7 +54,7 @@ def start(target: Path, draft: Path | str, monkeypatch: pytest.MonkeyPatch) -> N
     def no_weights(*given: Any, **named: Any) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(loader, "load_weights", no_weights)
+    monkeypatch.setattr(startup, "load_weights", no_weights)
     speculative = SpeculativeConfig("draft_model", model=draft, max_draft_tokens=3)
     Engine(target, EngineConfig(max_model_len=64, max_num_seqs=2, speculative=speculative))
 
@@ -90,6 +90,26 @@ def test_sizes_that_nothing_explains(
     )
     with pytest.raises(ValueError, match="nothing shows that they mean the same"):
         start(checkpoints.get(), bare, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"head_dim": 512}, "head_dim=512: the attention kernels serve up to"),
+        ({"mlp_bias": True}, "mlp_bias=True: MLP biases are not supported"),
+    ],
+)
+def test_layers_that_cannot_be_made(
+    fields: dict[str, Any],
+    message: str,
+    checkpoints: Checkpoints,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards a draft's layers that are held to less than the target's."""
+    draft = make_checkpoint(tmp_path / "draft", **fields)
+    with pytest.raises(ValueError, match=rf"SpeculativeConfig.model=.*draft.*: {message}"):
+        start(checkpoints.get(), draft, monkeypatch)
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 2, VOCAB_SIZE + 60])

@@ -70,6 +70,14 @@ def test_short_contexts_are_too_little_to_judge(checkpoints: Checkpoints) -> Non
     setup.start(checkpoints.get(), **options).close()
 
 
+def test_pools_smaller_than_a_context_are_no_fault(checkpoints: Checkpoints) -> None:
+    """Guards a start that is refused for the sake of its own check."""
+    model = str(checkpoints.get())
+    for num_blocks in (2, 4, 15):
+        setup = Setup(k=3, num_blocks=num_blocks)
+        setup.start(checkpoints.get(), method="draft_model", model=model).close()
+
+
 @pytest.mark.parametrize(
     ("places", "share", "chance", "near"),
     [(64, 0.02, 0.05, True), (64, 0.2, 0.25, True), (64, 0.3, 0.25, False), (9, 0.0, 0.05, False)],
