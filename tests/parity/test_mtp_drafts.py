@@ -210,7 +210,7 @@ class Rows:
 def test_perfect_layers_are_always_right(num_layers: int, k: int, tmp_path: Path) -> None:
     """Guards drafts that are right and not accepted, through joins, aborts and preemption."""
     checkpoint = make_perfect(tmp_path, num_layers)
-    setup = Setup(k=k, max_num_seqs=6, num_blocks=20, budget=40)
+    setup = Setup(k=k, max_num_seqs=6, num_blocks=20, budget=40, lazy=True)
     harness = Harness(setup.start(checkpoint.target, **checkpoint.options))
     harness.run(random_jobs(k, 15, 20))
     check_all_accepted(harness, 60)
@@ -224,7 +224,7 @@ def test_a_step_is_one_replay_of_drafts_and_one_of_the_target(
 ) -> None:
     """Guards a window too narrow for what a step can have verified: every step would fill a gap."""
     checkpoint = make_perfect(tmp_path, num_layers)
-    harness = Harness(Setup(k=3).start(checkpoint.target, **checkpoint.options))
+    harness = Harness(Setup(k=3, lazy=True).start(checkpoint.target, **checkpoint.options))
     for index in range(2):
         params = SamplingParams(max_tokens=45, ignore_eos=True)
         harness.add(str(index), [8] * (index + 3), params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def perfect(tmp_path_factory: pytest.TempPathFactory) -> MtpCheckpoint:
 
 def serve(checkpoint: Path, setup: Setup, **options: Any) -> list[list[int]]:
     """Streams of a few requests, greedy and drawn."""
-    harness = Harness(setup.start(checkpoint, **options))
+    harness = Harness(replace(setup, lazy=True).start(checkpoint, **options))
     for index, prompt in enumerate(PROMPTS):
         for temperature in (0.0, 0.9):
             given = params(20, index, temperature=temperature)
