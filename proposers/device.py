@@ -316,6 +316,8 @@ class PrefillInputs:
     num_cached: TokenArray
     # int32 [num_reqs, max_blocks]
     block_table: TokenArray
+    # rows of all that the target has run for it in this step: a measure of what it may cost
+    num_new_rows: int
 
 
 @runtime_checkable
