@@ -72,10 +72,7 @@ class EngineSite:
             raise ValueError(f"SpeculativeConfig.model={self.model!r}: {error}") from error
         difference = vocabulary_difference(self.checkpoint, opened)
         if difference is not None:
-            raise ValueError(
-                f"SpeculativeConfig.model={self.model!r}: {difference}; a draft model must have "
-                "the target's tokenizer"
-            )
+            raise ValueError(f"{difference}; a draft model must have the target's tokenizer")
         return OpenedDraftDecoder(opened, self.dtype, self.target.vocab_size)
 
 
@@ -99,4 +96,9 @@ def plan_draft(
         max_model_len=max_model_len,
         draft_sampling=speculative.draft_sampling,
     )
-    return registry.plan(speculative.method, dict(speculative.options), site)
+    try:
+        return registry.plan(speculative.method, dict(speculative.options), site)
+    except ValueError as error:
+        if speculative.model is None:
+            raise
+        raise ValueError(f"SpeculativeConfig.model={speculative.model!r}: {error}") from error

@@ -220,35 +220,30 @@ def _open(options: Mapping[str, object], site: DraftSite) -> DraftPlan:
 def _open_head(site: DraftSite) -> OpenedHead:
     """Read headers and the table of draft ids; everything that can be refused by them is."""
     assert site.model is not None, "no head was named"
-    try:
-        checkpoint = DraftCheckpoint.open(site.model)
-        names, target = canonical_names(checkpoint), site.target
-        config = read_eagle_config(checkpoint.config, names, num_target_layers=target.num_layers)
-        architecture = site.read_architecture(config.layer)
-        num_columns = config.draft_vocab_size or target.vocab_size
-        _check_sizes(config, architecture, target, names)
-        tokens = draft_tokens(
-            checkpoint, names, num_columns=num_columns, vocab_size=target.vocab_size
+    checkpoint = DraftCheckpoint.open(site.model)
+    names, target = canonical_names(checkpoint), site.target
+    config = read_eagle_config(checkpoint.config, names, num_target_layers=target.num_layers)
+    architecture = site.read_architecture(config.layer)
+    num_columns = config.draft_vocab_size or target.vocab_size
+    _check_sizes(config, architecture, target, names)
+    tokens = draft_tokens(checkpoint, names, num_columns=num_columns, vocab_size=target.vocab_size)
+    last = target.vocab_size - 1 if tokens is None else int(tokens.max())
+    if EMBEDDING in names and config.vocab_size <= last:
+        raise ValueError(
+            f"config.json: vocab_size={config.vocab_size}, and so the head's {EMBEDDING} lacks "
+            f"rows of what may be drafted, ids up to {last}"
         )
-        last = target.vocab_size - 1 if tokens is None else int(tokens.max())
-        if EMBEDDING in names and config.vocab_size <= last:
-            raise ValueError(
-                f"config.json: vocab_size={config.vocab_size}, and so the head's {EMBEDDING} lacks "
-                f"rows of what may be drafted, ids up to {last}"
-            )
-        opened = OpenedHead(
-            checkpoint=checkpoint,
-            config=config,
-            architecture=architecture,
-            target=target,
-            tokens=tokens,
-        )
-        weights = opened.weights(site.dtype, torch.device("meta"))
-        checkpoint.check(
-            {names.get(name, name): tensor for name, tensor in weights.destinations().items()}
-        )
-    except ValueError as error:
-        raise ValueError(f"SpeculativeConfig.model={site.model!r}: {error}") from error
+    opened = OpenedHead(
+        checkpoint=checkpoint,
+        config=config,
+        architecture=architecture,
+        target=target,
+        tokens=tokens,
+    )
+    weights = opened.weights(site.dtype, torch.device("meta"))
+    checkpoint.check(
+        {names.get(name, name): tensor for name, tensor in weights.destinations().items()}
+    )
     return opened
 
 

@@ -14,7 +14,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ from proposers.window import HostViews, Layout, Window, write_loop, write_rows
 Tensor = torch.Tensor
 Views = Mapping[str, Tensor]
 
-MAX_FILL_ROWS: Final = 256  # rows of one forward outside the table
 logger = logging.getLogger(__name__)
 
 
@@ -209,7 +208,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         known = np.where(lengths < self.max_len, lengths - self.lookahead, 0)
         ends = np.minimum(inputs.num_slots, known)
         window = Window(inputs.token_ids, inputs.block_table, inputs.num_cached, ends)
-        return self._fill(window, inputs.num_new_rows + MAX_FILL_ROWS)
+        return self._fill(window, inputs.num_new_rows + self.runtime.max_fill_rows)
 
     def propose(self, inputs: ProposeInputs) -> Draft:
         """Draft for every request that has room, in one replay."""
@@ -223,7 +222,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         counts = np.where(ends > 0, np.minimum(inputs.num_draft_tokens, room), 0)
         starts = np.where(counts > 0, np.maximum(ends - self.width(k), 0), 0)
         gap = Window(inputs.token_ids, cache.block_table, cache.num_cached, starts)
-        filled = self._fill(gap, MAX_FILL_ROWS)
+        filled = self._fill(gap, self.runtime.max_fill_rows)
         counts = np.where(filled < starts, 0, counts)  # what is left of a gap is for the next step
         live = counts > 0
         if not live.any():
@@ -288,7 +287,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         most_reqs, starts = self.runtime.max_num_seqs, window.starts.copy()
         while (left := np.maximum(window.ends - starts, 0)).any():
             chosen = np.flatnonzero(left)[:most_reqs]
-            room = MAX_FILL_ROWS - np.concatenate(([0], np.cumsum(left[chosen])[:-1]))
+            room = self.runtime.max_fill_rows - np.concatenate(([0], np.cumsum(left[chosen])[:-1]))
             takes = np.minimum(left[chosen], np.maximum(room, 0))
             chosen, takes = chosen[takes > 0], takes[takes > 0]
             part = window.part(chosen, starts[chosen], starts[chosen] + takes)
