@@ -79,12 +79,12 @@ class MtpProposer(ModelBasedProposer):
 
     def extend(self, views: Views, rows: Rows, activations: Activations) -> Tensor:
         self.ops.load_slots(views["draft.behind"], rows.slot_mapping)
-        return self.deepen(0, views, rows, activations)
+        self._forward(0, views, rows, activations, views["draft.behind"])
+        return views["draft.behind"]
 
     def deepen(self, depth: int, views: Views, rows: Rows, activations: Activations) -> Tensor:
-        behind = views["draft.behind"]
-        self._forward(depth, views, rows, activations, behind)
-        return behind
+        self._forward(depth, views, rows, activations, views["draft.behind"])
+        return views["draft.behind"]
 
     def advance(self, step: int, views: Views, window: Views) -> None:
         """The next layer over the same window; behind the last layer, the next slot."""

@@ -22,6 +22,7 @@ ENTRY_POINT_GROUP = "graphengine.proposers"
 _BUILTIN = {
     "ngram": "proposers.ngram:SPEC",
     "suffix": "proposers.suffix:SPEC",
+    "successor": "proposers.successor:SPEC",
     "draft_model": "proposers.draft_model:SPEC",
     "eagle": "proposers.eagle:SPEC",
     "mtp": "proposers.mtp:SPEC",

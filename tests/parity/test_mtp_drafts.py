@@ -5,6 +5,7 @@ draft length change none of them. Also: which rows are run, and layers that are 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,10 @@ def test_bfloat16_and_other_pieces(compile_mode: Any, made: MakeMtp) -> None:
     """Guards bits that depend on how many rows share a forward."""
     checkpoint = made("mimo", arch="qwen2", num_layers=2)
     setup = Setup(k=3, dtype="bfloat16", compile=compile_mode)
-    expected = plain(checkpoint, PROMPTS, setup)
-    recorder = run(
-        checkpoint, expected, Setup(k=3, dtype="bfloat16", compile=compile_mode, budget=7)
-    )
-    recorder.serve(PROMPTS)
-    finish(recorder, expected, 15)
+    expected = plain(checkpoint, PROMPTS[:3], setup)
+    recorder = run(checkpoint, expected, replace(setup, budget=7))
+    recorder.serve(PROMPTS[:3])
+    finish(recorder, expected, 8)
 
 
 def test_the_last_layer_goes_on_with_a_warning(
@@ -216,4 +215,25 @@ def test_perfect_layers_are_always_right(num_layers: int, k: int, tmp_path: Path
     harness.run(random_jobs(k, 15, 20))
     check_all_accepted(harness, 60)
     assert harness.engine.stats().num_preemptions > 0
+    harness.engine.close()
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_a_step_is_one_replay_of_drafts_and_one_of_the_target(
+    num_layers: int, tmp_path: Path
+) -> None:
+    """Guards a window too narrow for what a step can have verified: every step would fill a gap."""
+    checkpoint = make_perfect(tmp_path, num_layers)
+    harness = Harness(Setup(k=3).start(checkpoint.target, **checkpoint.options))
+    for index in range(2):
+        params = SamplingParams(max_tokens=45, ignore_eos=True)
+        harness.add(str(index), [8] * (index + 3), params)
+    harness.step()
+    before = harness.engine.stats()
+    for turn in range(1, 8):
+        harness.step()
+        stats = harness.engine.stats()
+        assert sum(stats.replays.values()) - sum(before.replays.values()) == 2 * turn
+        assert stats.eager_fallbacks == before.eager_fallbacks
+    check_all_accepted(harness, 7 * 2 * 3)
     harness.engine.close()
