@@ -49,18 +49,14 @@ class EngineSite:
         check_supported(config, self.dtype)
         return config
 
-    def block_bytes(self, architecture: Architecture, *, input_size: int | None = None) -> int:
-        """Bytes of one layer's weights."""
-        assert isinstance(architecture, ModelConfig), f"{architecture!r} is of another engine"
-        meta = torch.device("meta")
-        weights = LayerWeights.allocate(architecture, self.dtype, meta, input_size=input_size)
-        return weights.num_bytes
-
-    def block_parameters(self, architecture: Architecture) -> dict[str, torch.Tensor]:
+    def block_parameters(
+        self, architecture: Architecture, *, input_size: int | None = None
+    ) -> dict[str, torch.Tensor]:
         """One layer's parameters on the meta device, by their names within it."""
         assert isinstance(architecture, ModelConfig), f"{architecture!r} is of another engine"
         meta = torch.device("meta")
-        return LayerWeights.allocate(architecture, self.dtype, meta).destinations(architecture)
+        weights = LayerWeights.allocate(architecture, self.dtype, meta, input_size=input_size)
+        return weights.destinations(architecture)
 
     def open_decoder(self) -> OpenedDraftDecoder:
         """Open the draft's checkpoint as a decoder of the target's vocabulary."""

@@ -131,11 +131,9 @@ class DraftSite(Protocol):
         """Sizes from the contents of a config.json; ValueError where it is not supported."""
         ...
 
-    def block_bytes(self, architecture: Architecture, *, input_size: int | None = None) -> int:
-        """Bytes of a `DraftRuntime.block`'s weights."""
-        ...
-
-    def block_parameters(self, architecture: Architecture) -> dict[str, Tensor]:
+    def block_parameters(
+        self, architecture: Architecture, *, input_size: int | None = None
+    ) -> dict[str, Tensor]:
         """A `DraftRuntime.block`'s `destinations`, on the meta device."""
         ...
 
