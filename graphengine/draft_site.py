@@ -56,12 +56,11 @@ class EngineSite:
         weights = LayerWeights.allocate(architecture, self.dtype, meta, input_size=input_size)
         return weights.num_bytes
 
-    def block_shapes(self, architecture: Architecture) -> dict[str, tuple[int, ...]]:
-        """Shapes of one layer's parameters, by their names within it."""
+    def block_parameters(self, architecture: Architecture) -> dict[str, torch.Tensor]:
+        """One layer's parameters on the meta device, by their names within it."""
         assert isinstance(architecture, ModelConfig), f"{architecture!r} is of another engine"
-        weights = LayerWeights.allocate(architecture, self.dtype, torch.device("meta"))
-        views = weights.destinations(architecture)
-        return {name: tuple(view.shape) for name, view in views.items()}
+        meta = torch.device("meta")
+        return LayerWeights.allocate(architecture, self.dtype, meta).destinations(architecture)
 
     def open_decoder(self) -> OpenedDraftDecoder:
         """Open the draft's checkpoint as a decoder of the target's vocabulary."""

@@ -22,6 +22,7 @@ Tensor = torch.Tensor
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED_FILE = "pytorch_model.bin"
+WEIGHTS = Path(__file__).parent / "weights"
 _SHOWN = 5
 
 
@@ -45,14 +46,19 @@ class DraftCheckpoint:
     def open(cls, path: str | Path) -> DraftCheckpoint:
         """Read config.json and the headers of the weights.
 
+        Args:
+            path: a directory, or the name of a checkpoint that comes with the package
+                (`shipped`).
+
         Raises:
             ValueError: nothing there, or a file that cannot be read; the message names it.
         """
-        directory = Path(path).expanduser()
+        directory = shipped().get(str(path)) or Path(path).expanduser()
         if not directory.is_dir():
             raise ValueError(
                 f"{str(path)!r} is no directory; expected one with config.json and {SINGLE_FILE} "
-                f"or {PICKLED_FILE}"
+                f"or {PICKLED_FILE}, or the name of one that comes with the package: "
+                f"{', '.join(shipped()) or 'none'}"
             )
         config = _read_json(directory / "config.json")
         files = _safetensors_files(directory)
@@ -69,30 +75,34 @@ class DraftCheckpoint:
 
     def check(
         self,
-        shapes: Mapping[str, tuple[int, ...]],
+        destinations: Mapping[str, Tensor],
         *,
-        ignores: Callable[[str], bool] = lambda name: False,
+        ignores: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """Hold the headers to the parameters that are wanted, by name and shape.
+        """Hold the headers to what is wanted; tensors may be on the meta device.
+
+        Args:
+            destinations: name in the checkpoint -> what it is to fill.
+            ignores: names that may be there without a destination; default: all.
 
         Raises:
-            ValueError: a parameter without a tensor, a tensor without a parameter that is not to be
-                ignored, or a shape that differs.
+            ValueError: a destination without a tensor, a tensor without a destination, or a shape
+                that differs.
         """
-        missing = [name for name in shapes if name not in self.shapes]
+        missing = [name for name in destinations if name not in self.shapes]
         if missing:
             raise ValueError(f"{self.path} lacks {len(missing)} parameters: {_some(missing)}")
-        unused = [name for name in self.shapes if name not in shapes and not ignores(name)]
+        unused = [name for name in self.shapes if name not in destinations and not ignores(name)]
         if unused:
             raise ValueError(
                 f"{self.path} holds {len(unused)} tensors that its architecture has no place for: "
                 f"{_some(unused)}"
             )
-        for name, shape in shapes.items():
-            if self.shapes[name] != shape:
+        for name, tensor in destinations.items():
+            if self.shapes[name] != tuple(tensor.shape):
                 raise ValueError(
                     f"{self.path}: {name} has shape {list(self.shapes[name])}, its config and the "
-                    f"target imply {list(shape)}"
+                    f"target imply {list(tensor.shape)}"
                 )
 
     def load(
@@ -110,11 +120,16 @@ class DraftCheckpoint:
         Raises:
             ValueError: as `check`; nothing has been read then.
         """
-        shapes = {name: tuple(tensor.shape) for name, tensor in destinations.items()}
-        self.check(shapes, ignores=ignores)
+        self.check(destinations, ignores=ignores)
         with torch.no_grad():
             for name, tensor in destinations.items():
                 tensor.copy_(self.read(name))
+
+
+def shipped() -> dict[str, Path]:
+    """Checkpoints that come with the package, by name."""
+    folders = sorted(WEIGHTS.iterdir()) if WEIGHTS.is_dir() else []
+    return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
 
 
 def _safetensors_files(directory: Path) -> list[Path]:

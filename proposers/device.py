@@ -132,8 +132,8 @@ class DraftSite(Protocol):
         """Bytes of a `DraftRuntime.block`'s weights."""
         ...
 
-    def block_shapes(self, architecture: Architecture) -> dict[str, tuple[int, ...]]:
-        """Shapes of a `DraftRuntime.block`'s `destinations`."""
+    def block_parameters(self, architecture: Architecture) -> dict[str, Tensor]:
+        """A `DraftRuntime.block`'s `destinations`, on the meta device."""
         ...
 
     def open_decoder(self) -> OpenedDecoder:

@@ -244,11 +244,9 @@ def _open_head(site: DraftSite) -> OpenedHead:
             tokens=tokens,
         )
         weights = opened.weights(site.dtype, torch.device("meta"))
-        shapes = {
-            names.get(name, name): tuple(tensor.shape)
-            for name, tensor in weights.destinations().items()
-        }
-        checkpoint.check(shapes, ignores=lambda name: True)  # of its layers: when they are loaded
+        checkpoint.check(
+            {names.get(name, name): tensor for name, tensor in weights.destinations().items()}
+        )
     except ValueError as error:
         raise ValueError(f"SpeculativeConfig.model={site.model!r}: {error}") from error
     return opened

@@ -317,7 +317,8 @@ class ModelBasedProposer(StatelessProposer, ABC):
         views["draft.loop_start"][:] = np.arange(key.num_reqs + 1)
         shape = (key.query_len, key.num_reqs)
         loop = {name: views[name].reshape(shape) for name in LOOP}
-        write_loop(loop, window, self._loop_rows(counts, k), self._layout)
+        num_loop_rows = [self.num_loop_rows(count, k) for count in counts.tolist()]
+        write_loop(loop, window, num_loop_rows, self._layout)
         window_views = self._window_views(key.num_reqs, k)
         self.runtime.plan(self._window_rows(window_views))
 

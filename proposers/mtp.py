@@ -10,7 +10,9 @@ state. What is handed on, and what the head reads, is the normed output.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -35,44 +37,54 @@ class MtpProposer(ModelBasedProposer):
 
     name = "mtp"
     needs_hidden_states = True
+    suspects = (
+        "the family of the layers (its norms, the order of concatenation), their output head, or "
+        "layers of another target"
+    )
 
     def __init__(self, runtime: DraftRuntime, opened: OpenedMtp) -> None:
-        num_layers = opened.num_layers
         super().__init__(
             runtime,
             shift=1,
-            lookahead=num_layers,
+            lookahead=opened.num_layers,
             max_len=opened.architecture.max_position_embeddings,
             num_embeddings=runtime.vocab_size,
             rms_norm_eps=opened.architecture.rms_norm_eps,
         )
-        self._family = opened.config.family
+        self._opened, self._family = opened, opened.config.family
         self._layers = opened.load(runtime)
-        if 1 < num_layers < runtime.max_draft_tokens:
-            logger.warning(
-                "proposer mtp has %d layers and max_draft_tokens is %d: drafts from the %dth on "
-                "are by the last layer again, which was not trained for that",
-                num_layers,
-                runtime.max_draft_tokens,
-                num_layers + 1,
-            )
+        self._head = self._layers[0].head
+
+    def variants(self) -> Iterator[tuple[str, ModelBasedProposer]]:
+        """What families differ in, turned round, and the target's head."""
+        for flag, name in (
+            ("hidden_first", "order of concatenation"),
+            ("norms_add_one", "norm (1 + weight)"),
+        ):
+            turned: dict[str, Any] = {flag: not getattr(self._family, flag)}
+            config = replace(self._opened.config, family=replace(self._family, **turned))
+            yield name, MtpProposer(self.runtime, replace(self._opened, config=config))
+        if self._opened.config.has_head:
+            borrowed = MtpProposer(self.runtime, self._opened)
+            borrowed._head = self.runtime.target_head
+            yield "head", borrowed
 
     def width(self, k: int) -> int:
         """What a step can have verified, and the slots whose deeper tokens were drafts then."""
         return k + len(self._layers)
 
-    def num_loop_rows(self, allowance: int, k: int) -> int:
-        """Drafts behind the window: those that the last layer goes on from."""
-        return max(allowance - len(self._layers), 0)
+    def num_loop_rows(self, count: int, k: int) -> int:
+        """Those that the last layer goes on from; the others are in the window."""
+        return max(count - len(self._layers), 0)
 
     def extend(self, views: Views, rows: Rows, activations: Activations) -> Tensor:
         self.ops.load_slots(views["draft.behind"], rows.slot_mapping)
-        return self.deepen(0, views, rows, activations)
+        self._forward(0, views, rows, activations, views["draft.behind"])
+        return views["draft.behind"]
 
     def deepen(self, depth: int, views: Views, rows: Rows, activations: Activations) -> Tensor:
-        behind = views["draft.behind"]
-        self._run(depth, views, rows, activations, behind)
-        return behind
+        self._forward(depth, views, rows, activations, views["draft.behind"])
+        return views["draft.behind"]
 
     def advance(self, step: int, views: Views, window: Views) -> None:
         """The next layer over the same window; behind the last layer, the next slot."""
@@ -94,26 +106,26 @@ class MtpProposer(ModelBasedProposer):
         self.ops.take_rows(views["draft.state"], behind, last_rows)
 
     def step(self, views: Views, rows: Rows, activations: Activations, state: Tensor) -> None:
-        self._run(len(self._layers) - 1, views, rows, activations, state)
+        self._forward(len(self._layers) - 1, views, rows, activations, state)
 
     def logits(self, out: Tensor, state: Tensor, activations: Activations) -> None:
-        self.ops.linear(out, state, self._layers[0].head)
+        self.ops.linear(out, state, self._head)
 
-    def _run(
+    def _forward(
         self, depth: int, views: Views, rows: Rows, activations: Activations, state: Tensor
     ) -> None:
         """One layer: state [T, hidden] in, the normed output in its place."""
         ops, layer = self.ops, self._layers[depth]
         hidden, normed = activations.hidden, activations.normed
-        embedded, pair = (views[f"draft.{name}"][: len(state)] for name in ("embedded", "pair"))
-        ops.embed(hidden, layer.embedding, rows.token_ids)
+        embedded, joined = (views[f"draft.{name}"][: len(state)] for name in ("embedded", "joined"))
+        ops.embed(embedded, layer.embedding, rows.token_ids)
         if self._family.zero_first:
-            ops.zero_first(hidden, rows.positions)
-        ops.rms_norm(embedded, hidden, layer.embed_norm)
+            ops.zero_first(embedded, rows.positions)
+        ops.rms_norm(embedded, embedded, layer.embed_norm)
         ops.rms_norm(normed, state, layer.hidden_norm)
         parts = (normed, embedded) if self._family.hidden_first else (embedded, normed)
-        ops.concat(pair, *parts)
-        ops.linear(hidden, pair, layer.projection)
+        ops.concat(joined, *parts)
+        ops.linear(hidden, joined, layer.projection)
         ops.rms_norm(normed, hidden, layer.block.input_norm)
         layer.block.attend(normed, rows, activations)
         layer.block.feed_forward(activations)
@@ -124,12 +136,20 @@ def _open(options: Mapping[str, object], site: DraftSite) -> DraftPlan:
     opened = open_mtp(site)
     architecture, num_layers = opened.architecture, opened.num_layers
     hidden, vocab_size = architecture.hidden_size, site.target.vocab_size
+    if 1 < num_layers < site.max_draft_tokens:
+        logger.warning(
+            "proposer mtp: the checkpoint has %d layers and max_draft_tokens is %d; what follows "
+            "draft %d is drafted by the last layer over again, which was not trained for that",
+            num_layers,
+            site.max_draft_tokens,
+            num_layers,
+        )
     kv = KVShape(num_kv_heads=architecture.num_kv_heads, head_dim=architecture.head_dim)
     return DraftPlan(
         kv_layers=(kv,) * num_layers,
         taps=(FINAL,),
         lookahead=num_layers,
-        num_weight_bytes=opened.num_bytes(site.dtype),
+        num_weight_bytes=opened.num_bytes,
         buffers=(
             *chain_buffers(
                 architecture,
@@ -138,7 +158,7 @@ def _open(options: Mapping[str, object], site: DraftSite) -> DraftPlan:
                 draft_sampling=site.draft_sampling,
             ),
             scratch("embedded", hidden),
-            scratch("pair", 2 * hidden),
+            scratch("joined", 2 * hidden),
             scratch("behind", hidden),
             BufferSpec(
                 name="draft.shifted",

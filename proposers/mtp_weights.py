@@ -53,20 +53,20 @@ class OpenedMtp:
         checkpoint: where they lie.
         config: their names and arithmetic.
         architecture: of their blocks.
-        num_layers: how many of them are used.
-        shapes: of every parameter of these, by its name in the checkpoint.
+        parameters: of the layers that are used, by their names in the checkpoint, on the meta
+            device.
+        num_layers: how many these are.
     """
 
     checkpoint: DraftCheckpoint
     config: MtpConfig
     architecture: Architecture
+    parameters: Mapping[str, Tensor]
     num_layers: int
-    shapes: Mapping[str, tuple[int, ...]]
 
-    def num_bytes(self, dtype: torch.dtype) -> int:
-        """Of the weights where matrices have this dtype."""
-        meta = torch.device("meta")
-        return sum(_empty(shape, dtype, meta).nbytes for shape in self.shapes.values())
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.parameters.values())
 
     def load(self, runtime: DraftRuntime) -> list[MtpLayer]:
         """Read the weights; each layer takes one of the runtime's KV caches.
@@ -80,8 +80,8 @@ class OpenedMtp:
             for depth, block in enumerate(blocks)
             for part, view in block.destinations().items()
         }
-        for name in self.shapes.keys() - tensors.keys():
-            tensors[name] = _empty(self.shapes[name], runtime.dtype, runtime.device)
+        for name in self.parameters.keys() - tensors.keys():
+            tensors[name] = torch.empty_like(self.parameters[name], device=runtime.device)
         self.checkpoint.load(tensors, ignores=lambda name: True)  # all others have been checked
         if self.config.family.norms_add_one:
             for name, tensor in tensors.items():
@@ -135,13 +135,13 @@ def open_mtp(site: DraftSite) -> OpenedMtp:
             f"{checkpoint.path}: hidden_size={architecture.hidden_size} in config.json, the "
             f"target's is {target.hidden_size}; use layers that were trained for this target"
         )
-    shapes = _shapes(config, site, architecture, config.num_layers)
-    _refuse_gates(config, shapes, checkpoint)
-    checkpoint.check(shapes, ignores=lambda name: not apart and not config.owns(name))
+    parameters = _parameters(config, site, architecture, config.num_layers)
+    _refuse_gates(config, parameters, checkpoint)
+    checkpoint.check(parameters, ignores=lambda name: not apart and not config.owns(name))
     # A layer behind the last draft would only cost time.
     num_layers = min(config.num_layers, site.max_draft_tokens)
-    shapes = _shapes(config, site, architecture, num_layers)
-    return OpenedMtp(checkpoint, config, architecture, num_layers, shapes)
+    parameters = _parameters(config, site, architecture, num_layers)
+    return OpenedMtp(checkpoint, config, architecture, parameters, num_layers)
 
 
 def _architecture(site: DraftSite, checkpoint: DraftCheckpoint) -> Architecture:
@@ -164,45 +164,38 @@ def _architecture(site: DraftSite, checkpoint: DraftCheckpoint) -> Architecture:
         raise ValueError(f"{checkpoint.path}: {error}") from error
 
 
-def _shapes(
+def _parameters(
     config: MtpConfig, site: DraftSite, architecture: Architecture, num_layers: int
-) -> dict[str, tuple[int, ...]]:
-    """Every parameter that the first layers must have."""
-    family, hidden = config.family, architecture.hidden_size
-    outer = {
-        family.embed_norm: (hidden,),
-        family.hidden_norm: (hidden,),
-        family.projection: (hidden, 2 * hidden),
-        family.final_norm: (hidden,),
-    }
-    matrix = (site.target.vocab_size, hidden)
-    block = site.block_shapes(architecture)
-    shapes: dict[str, tuple[int, ...]] = {}
+) -> dict[str, Tensor]:
+    """All that the first layers must have, on the meta device."""
+    family, hidden, meta = config.family, architecture.hidden_size, torch.device("meta")
+    norm = torch.empty(hidden, dtype=torch.float32, device=meta)
+    projection = torch.empty(hidden, 2 * hidden, dtype=site.dtype, device=meta)
+    vocabulary = torch.empty(site.target.vocab_size, hidden, dtype=site.dtype, device=meta)
+    block = site.block_parameters(architecture)
+    found: dict[str, Tensor] = {}
     for depth in range(num_layers):
-        shapes |= {config.outer(depth, part): shape for part, shape in outer.items()}
-        shapes |= {config.block(depth, part): shape for part, shape in block.items()}
+        for part in (family.embed_norm, family.hidden_norm, family.final_norm):
+            found[config.outer(depth, part)] = norm
+        found[config.outer(depth, family.projection)] = projection
+        found |= {config.block(depth, part): tensor for part, tensor in block.items()}
         if config.has_embedding:
-            shapes[config.embedding(depth)] = matrix
+            found[config.embedding(depth)] = vocabulary
         if config.has_head:
-            shapes[config.head(depth)] = matrix
-    return shapes
+            found[config.head(depth)] = vocabulary
+    return found
 
 
 def _refuse_gates(
-    config: MtpConfig, shapes: Mapping[str, tuple[int, ...]], checkpoint: DraftCheckpoint
+    config: MtpConfig, parameters: Mapping[str, Tensor], checkpoint: DraftCheckpoint
 ) -> None:
     """Qwen3-Next's attention has its gate in the rows of the queries."""
     for depth in range(config.num_layers):
         name = config.block(depth, "self_attn.q_proj.weight")
-        rows, found = shapes[name][0], checkpoint.shapes.get(name, (0,))[0]
+        rows, found = len(parameters[name]), checkpoint.shapes.get(name, (0,))[0]
         if found == 2 * rows:
             raise ValueError(
                 f"{checkpoint.path}: {name} has {found} rows, twice as many as there are "
                 "queries: attention with an output gate is not supported; use a checkpoint "
                 "without it, or the proposers eagle or ngram"
             )
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Vectors are norms and biases, which are fp32."""
-    return torch.empty(shape, dtype=torch.float32 if len(shape) == 1 else dtype, device=device)

@@ -13,7 +13,7 @@ from typing import Annotated, cast
 
 import typer
 
-from graphengine.cli import bench, chat, check_lossless, demo, generate, plan
+from graphengine.cli import bench, chat, check_lossless, demo, generate, plan, train_draft
 from graphengine.cli.console import note, one_line, show_anything
 from graphengine.kernels.build import BuildError
 from graphengine.versions import version
@@ -36,6 +36,7 @@ app.command("bench")(bench.bench)
 app.command("check-lossless")(check_lossless.check_lossless)
 app.command("capture-plan")(plan.capture_plan)
 app.command("proposers")(plan.proposers)
+app.command("train-draft")(train_draft.train_draft)
 app.command("demo")(demo.demo)
 
 

@@ -16,7 +16,14 @@ from types import FrameType
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 _PHASES = {"weights": "loading weights", "capture": "capturing cells"}
 PIPED_WIDTH = 120  # of tables that go into a file or a pipe
@@ -110,6 +117,35 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
     with Progress(console=console, transient=True) as bars:
         task = bars.add_task(what, total=total)
         yield lambda: bars.advance(task)
+
+
+@contextmanager
+def long_progress() -> Iterator[Callable[[str, int, int, str], None]]:
+    """What to call with (phase, done, total, what) in work of hours.
+
+    A bar a phase with the time left on a terminal; elsewhere a line for each twentieth of it.
+    """
+    console = stderr()
+    if not console.is_terminal:
+        yield _print_twentieths
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), TextColumn("{task.fields[what]}"), console=console
+    ) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(phase: str, done: int, total: int, what: str) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=total, what=what)
+            bars.update(tasks[phase], completed=done, what=what)
+
+        yield show
+
+
+def _print_twentieths(phase: str, done: int, total: int, what: str) -> None:
+    if done == total or done * 20 // total > (done - 1) * 20 // total:
+        note(f"{phase}: {done} of {total} {what}".rstrip())
 
 
 class Interrupt:

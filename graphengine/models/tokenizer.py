@@ -35,6 +35,10 @@ class Tokenizer:
         """
         return cls(_load_gguf(path) if path.is_file() else _load_directory(path))
 
+    def save(self, folder: Path) -> None:
+        """Write its files beside a checkpoint."""
+        self._backend.save_pretrained(folder)
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._backend.chat_template)

@@ -12,6 +12,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from graphengine.sampling.params import SamplingParams
@@ -20,7 +22,8 @@ from proposers.base import Draft
 from proposers.mtp import MtpProposer
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup
-from tests.mtp_checkpoints import MtpCheckpoint
+from tests.mtp_checkpoints import SINGLE_FILE, MtpCheckpoint, add_layers
+from tests.tiny import make_checkpoint
 
 Tokens = tuple[int, ...]
 MakeMtp = Callable[..., MtpCheckpoint]
@@ -142,3 +145,25 @@ def cached_maker(root: Path, make: MakeMtp) -> MakeMtp:
         return made[key]
 
     return get
+
+
+def make_perfect(root: Path, num_layers: int, family: str = "deepseek") -> MtpCheckpoint:
+    """A target without attention, whose next token is a function of the last one, and layers that
+    compute that function from the embedding alone.
+    """
+    target = make_checkpoint(root / "target", num_hidden_layers=1, rms_norm_eps=1e-12)
+    weights = load_file(target / SINGLE_FILE)
+    weights["model.layers.0.self_attn.o_proj.weight"].zero_()
+    embedding = weights["model.embed_tokens.weight"]  # which the layers norm
+    embedding /= embedding.pow(2).mean(-1, keepdim=True).sqrt()
+    save_file(weights, target / SINGLE_FILE, metadata={"format": "pt"})
+    size = embedding.shape[1]
+    layer = {
+        "embed_norm": torch.ones(size),
+        "hidden_norm": torch.ones(size),
+        "projection": torch.cat([torch.eye(size), torch.zeros(size, size)], dim=1),
+        "final": weights["model.norm.weight"],
+    }
+    prefix = "model.layers.0."
+    layer |= {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
+    return add_layers(target, family, [layer] * num_layers)

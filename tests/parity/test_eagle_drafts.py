@@ -144,7 +144,7 @@ def test_pauses(
         harness.engine.draft_limit = schedule[turn % len(schedule)]
         if harness.engine.has_unfinished_requests():
             harness.step()
-    fresh.check(drafts, 50)
+    fresh.check(drafts, 40)
     harness.engine.close()
 
 

@@ -5,17 +5,16 @@ draft length change none of them. Also: which rows are run, and layers that are 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from graphengine.sampling.params import SamplingParams
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup
-from tests.mtp_checkpoints import SINGLE_FILE, MtpCheckpoint, add_layers, make_mtp
+from tests.mtp_checkpoints import MtpCheckpoint, make_mtp
 from tests.parity.mtp_runs import (
     MAX_TOKENS,
     PROMPT,
@@ -24,11 +23,11 @@ from tests.parity.mtp_runs import (
     Recorder,
     Tokens,
     cached_maker,
+    make_perfect,
     plain,
     record,
 )
 from tests.parity.test_self_draft import check_all_accepted, random_jobs
-from tests.tiny import make_checkpoint
 
 pytestmark = pytest.mark.parity
 
@@ -135,12 +134,10 @@ def test_bfloat16_and_other_pieces(compile_mode: Any, made: MakeMtp) -> None:
     """Guards bits that depend on how many rows share a forward."""
     checkpoint = made("mimo", arch="qwen2", num_layers=2)
     setup = Setup(k=3, dtype="bfloat16", compile=compile_mode)
-    expected = plain(checkpoint, PROMPTS, setup)
-    recorder = run(
-        checkpoint, expected, Setup(k=3, dtype="bfloat16", compile=compile_mode, budget=7)
-    )
-    recorder.serve(PROMPTS)
-    finish(recorder, expected, 15)
+    expected = plain(checkpoint, PROMPTS[:3], setup)
+    recorder = run(checkpoint, expected, replace(setup, budget=7))
+    recorder.serve(PROMPTS[:3])
+    finish(recorder, expected, 8)
 
 
 def test_the_last_layer_goes_on_with_a_warning(
@@ -151,7 +148,7 @@ def test_the_last_layer_goes_on_with_a_warning(
     for k, warned in ((2, False), (3, True)):
         with caplog.at_level(logging.WARNING):
             Setup(k=k).start(checkpoint.target, **checkpoint.options).close()
-        assert ("2 layers and max_draft_tokens is 3" in caplog.text) == warned
+        assert ("2 layers and max_draft_tokens is 3; what follows draft 2" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2, 3])
@@ -189,8 +186,8 @@ class Rows:
         self.found: list[tuple[int, int, int, tuple[int, int]]] = []
         self._engine = recorder.harness.engine
         self._states: dict[bytes, tuple[int, int]] = {}
-        self._run = recorder.proposer._run
-        recorder.proposer._run = self._spy  # type: ignore[method-assign]
+        self._forward = recorder.proposer._forward
+        recorder.proposer._forward = self._spy  # type: ignore[method-assign]
 
     def _spy(self, depth: int, views: Any, rows: Any, activations: Any, state: Any) -> None:
         hidden = self._engine.runner.hidden_states
@@ -204,31 +201,9 @@ class Rows:
             origin = self._states[state[row].numpy().tobytes()]
             self.found.append((depth, int(rows.token_ids[row]), position, origin))
             places.append((row, position))
-        self._run(depth, views, rows, activations, state)
+        self._forward(depth, views, rows, activations, state)
         for row, position in places:
             self._states[state[row].numpy().tobytes()] = (depth, position)
-
-
-def make_perfect(root: Path, num_layers: int) -> MtpCheckpoint:
-    """A target without attention, whose next token is a function of the last one, and layers that
-    compute that function from the embedding alone.
-    """
-    target = make_checkpoint(root / "target", num_hidden_layers=1, rms_norm_eps=1e-12)
-    weights = load_file(target / SINGLE_FILE)
-    weights["model.layers.0.self_attn.o_proj.weight"].zero_()
-    embedding = weights["model.embed_tokens.weight"]  # which the layers norm
-    embedding /= embedding.pow(2).mean(-1, keepdim=True).sqrt()
-    save_file(weights, target / SINGLE_FILE, metadata={"format": "pt"})
-    size = embedding.shape[1]
-    layer = {
-        "embed_norm": torch.ones(size),
-        "hidden_norm": torch.ones(size),
-        "projection": torch.cat([torch.eye(size), torch.zeros(size, size)], dim=1),
-        "final": weights["model.norm.weight"],
-    }
-    prefix = "model.layers.0."
-    layer |= {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
-    return add_layers(target, "deepseek", [layer] * num_layers)
 
 
 @pytest.mark.parametrize(("num_layers", "k"), [(1, 1), (1, 5), (2, 1), (2, 4), (3, 3), (3, 5)])
@@ -240,4 +215,25 @@ def test_perfect_layers_are_always_right(num_layers: int, k: int, tmp_path: Path
     harness.run(random_jobs(k, 15, 20))
     check_all_accepted(harness, 60)
     assert harness.engine.stats().num_preemptions > 0
+    harness.engine.close()
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_a_step_is_one_replay_of_drafts_and_one_of_the_target(
+    num_layers: int, tmp_path: Path
+) -> None:
+    """Guards a window too narrow for what a step can have verified: every step would fill a gap."""
+    checkpoint = make_perfect(tmp_path, num_layers)
+    harness = Harness(Setup(k=3).start(checkpoint.target, **checkpoint.options))
+    for index in range(2):
+        params = SamplingParams(max_tokens=45, ignore_eos=True)
+        harness.add(str(index), [8] * (index + 3), params)
+    harness.step()
+    before = harness.engine.stats()
+    for turn in range(1, 8):
+        harness.step()
+        stats = harness.engine.stats()
+        assert sum(stats.replays.values()) - sum(before.replays.values()) == 2 * turn
+        assert stats.eager_fallbacks == before.eager_fallbacks
+    check_all_accepted(harness, 7 * 2 * 3)
     harness.engine.close()

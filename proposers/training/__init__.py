@@ -1,0 +1,32 @@
+"""Training drafts for a target by distillation. Imports nothing of graphengine."""
+
+from proposers.training.corpus import CorpusConfig, Piece, read_corpus
+from proposers.training.curves import can_draw
+from proposers.training.draft_config import KINDS, DraftConfig, Kind
+from proposers.training.heads import Eagle3Flags
+from proposers.training.hidden_cache import Progress
+from proposers.training.job import CSV_FILE, PNG_FILE, DraftJob
+from proposers.training.target import LayerSizes, Target, Teacher, TeacherRows
+from proposers.training.trainer import Point, Precision, TrainConfig
+
+__all__ = [
+    "CSV_FILE",
+    "KINDS",
+    "PNG_FILE",
+    "CorpusConfig",
+    "DraftConfig",
+    "DraftJob",
+    "Eagle3Flags",
+    "Kind",
+    "LayerSizes",
+    "Piece",
+    "Point",
+    "Precision",
+    "Progress",
+    "Target",
+    "Teacher",
+    "TeacherRows",
+    "TrainConfig",
+    "can_draw",
+    "read_corpus",
+]

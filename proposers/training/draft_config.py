@@ -1,0 +1,96 @@
+"""What a draft is: its kind, its sizes and flags, and the defaults that depend on the target.
+
+Owns the checks of these, before anything is computed. Knows neither modules nor files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from proposers.training.heads import Eagle3Flags
+from proposers.training.target import LayerSizes
+
+Kind = Literal["eagle3", "eagle1", "mtp", "draft_model"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftConfig:
+    """What is trained; None: a default that depends on the target."""
+
+    kind: Kind
+    taps: tuple[int, ...] | None = None  # eagle3: layers whose inputs it sees
+    draft_vocab: int | None = None  # eagle3: ids that it can draft; None: all
+    flags: Eagle3Flags = field(default_factory=Eagle3Flags)  # eagle3
+    layers: int | None = None  # draft_model
+    hidden: int | None = None  # draft_model
+    intermediate: int | None = None  # of the MLP
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the checkpoint
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r}: expected one of {', '.join(KINDS)}")
+        if self.dtype not in ("bfloat16", "float32"):
+            raise ValueError(f"dtype={self.dtype!r}: expected bfloat16 or float32")
+        of_kind = {
+            "eagle3": ("taps", "draft_vocab"),
+            "draft_model": ("layers", "hidden"),
+        }
+        for kind, names in of_kind.items():
+            for name in names:
+                if kind != self.kind and getattr(self, name) is not None:
+                    raise ValueError(f"{name}={getattr(self, name)}: only kind {kind} has it")
+        for name in ("layers", "hidden", "intermediate"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: expected at least 1")
+
+    def resolved_taps(self, num_layers: int) -> tuple[int, ...]:
+        """Whose residual streams the draft reads; none but for eagle3.
+
+        Raises:
+            ValueError: the target has no such layer.
+        """
+        if self.kind != "eagle3":
+            return ()
+        taps = default_taps(num_layers) if self.taps is None else self.taps
+        known = set(range(num_layers + 1))
+        if not taps or len(set(taps)) < len(taps) or not set(taps) <= known:
+            raise ValueError(
+                f"taps={list(taps)}: expected layers from 0 to {num_layers}, each once"
+            )
+        return taps
+
+    def sizes(self, target: LayerSizes) -> LayerSizes:
+        """Of the draft's layers. A head is as wide as the target; a draft model's heads keep their
+        size and their number follows its width.
+
+        Raises:
+            ValueError: a width that is no multiple of the head size.
+        """
+        sizes = replace(target, intermediate_size=self.intermediate or target.intermediate_size)
+        if self.hidden is None:
+            return sizes
+        heads, rest = divmod(self.hidden, target.head_dim)
+        if rest or not heads:
+            raise ValueError(
+                f"hidden={self.hidden}: expected a multiple of the target's head size, "
+                f"{target.head_dim}"
+            )
+        kv_heads = max(n for n in range(1, target.num_kv_heads + 1) if heads % n == 0)
+        return replace(
+            sizes,
+            hidden_size=self.hidden,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            intermediate_size=self.intermediate or 3 * self.hidden,
+        )
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """EAGLE-3's choice, the inputs of layers 2, N // 2 and N - 3; a spread where N is small."""
+    taps = (2, num_layers // 2, num_layers - 3)
+    if taps[0] < taps[1] < taps[2]:
+        return taps
+    return tuple(dict.fromkeys((num_layers // 4, num_layers // 2, num_layers - num_layers // 4)))

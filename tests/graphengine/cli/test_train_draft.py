@@ -1,0 +1,135 @@
+"""`graphengine train-draft`: from a target and text to a checkpoint, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from safetensors.torch import load_file
+
+from graphengine.models.loader import open_model
+from tests.graphengine.cli.conftest import Cli
+from tests.tiny import make_checkpoint
+
+QUICK = ["--steps", 4, "--batch-tokens", 128, "--length", 64, "--held-out", 0.3, "--unroll", 2]
+QUICK += ["--measure-every", 2, "--save-every", 2, "--precision", "float32"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(12):
+        (folder / f"{number}.py").write_text(f"print({number})\n" * 8, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "config"),
+    [
+        (
+            "eagle3",
+            ["--draft-vocab", 50, "--taps", "0,1,2", "--norm-output", "--no-fc-norm"],
+            {"draft_vocab_size": 50, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+        ),
+        ("eagle1", ["--intermediate", 32], {"intermediate_size": 32, "bias": False}),
+        ("mtp", ["--dtype", "float32"], {"num_nextn_predict_layers": 1, "torch_dtype": "float32"}),
+        ("draft_model", ["--layers", 1, "--hidden", 32], {"hidden_size": 32}),
+    ],
+)
+def test_every_kind_is_trained(
+    cli: Cli,
+    checkpoint: Path,
+    text: Path,
+    tmp_path: Path,
+    kind: str,
+    flags: list[Any],
+    config: dict[str, Any],
+) -> None:
+    """Guards flags that do not reach what is trained, and a run that leaves half of its files."""
+    out = tmp_path / "out"
+    command = ["train-draft", checkpoint, "--kind", kind, "--out", out, "--text", text]
+    result = cli(*command, *flags, *QUICK)
+    assert result.code == 0, result.err
+    said = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    assert {name: said[name] for name in config} == config
+    if kind == "eagle3":
+        assert (said["norm_output"], said["fc_norm"]) == (True, False)
+    curves = (out / "training.csv").read_text(encoding="utf-8").splitlines()
+    assert [line.split(",")[0] for line in curves] == ["step", "2", "4"]
+    assert "draft 2" in result.out
+    assert "training: 4 of 4 loss" in result.err
+    before = load_file(out / "model.safetensors")
+    again = cli(*command, *flags, *QUICK)  # nothing is left to do but to write it again
+    assert again.code == 0, again.err
+    assert "training:" not in again.err
+    after = load_file(out / "model.safetensors")
+    assert all(after[name].equal(tensor) for name, tensor in before.items())
+
+
+def test_a_draft_model_has_the_targets_tokenizer(
+    cli: Cli, checkpoint: Path, text: Path, tmp_path: Path
+) -> None:
+    """Guards a draft model that nothing can load."""
+    result = cli(
+        "train-draft", checkpoint, "--kind", "draft_model", "--out", tmp_path / "out", "--hidden",
+        32, "--text", text, *QUICK,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    ours, theirs = open_model(tmp_path / "out"), open_model(checkpoint)
+    assert ours.config.vocab_size == theirs.config.vocab_size
+    assert ours.config.eos_token_ids == theirs.config.eos_token_ids
+    tokenizers = [opened.load_tokenizer() for opened in (ours, theirs)]
+    sentence = "the cat <|im_end|> sat"
+    first, second = (tokenizer.encode(sentence) for tokenizer in tokenizers if tokenizer)
+    assert first == second
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+def test_the_target_chats_with_itself(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    """Guards --chats N that trains on other chats than it writes, or writes them again."""
+    command = ["train-draft", checkpoint, "--out", tmp_path / "out", "--chats", 40, *QUICK]
+    command += ["--length", 256]
+    result = cli(*command)
+    assert result.code == 0, result.err
+    assert "chats: 40 of 40" in result.err
+    file = tmp_path / "out" / "work" / "chats.jsonl"
+    before = file.read_bytes()
+    assert cli(*command).code == 0
+    assert file.read_bytes() == before
+    kinds = {line.split(",")[3] for line in (tmp_path / "out" / "training.csv").open()}
+    assert kinds == {"kind", "chat"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "nothing to train on: give --text, --chats or both"),
+        (["--chats", "0"], "--chats 0: expected a file, or a number from 1 on"),
+        (["--chats", "gone.jsonl"], "chats 'gone.jsonl' does not exist"),
+        (["--text", "gone"], "text 'gone' does not exist"),
+        (["--kind", "medusa"], "kind='medusa': expected one of eagle3"),
+        (["--taps", "a"], "--taps a: expected layers, such as 2,15,27"),
+        (["--text", ".", "--taps", "3"], "taps=[3]: expected layers from 0 to 2"),
+        (["--kind", "mtp", "--draft-vocab", 9], "draft_vocab=9: only kind eagle3 has it"),
+        (["--steps", 0], "steps=0: expected at least 1"),
+        (["--device", "tpu"], "--device tpu: expected auto, cpu or cuda"),
+    ],
+)
+def test_what_is_refused(
+    cli: Cli, checkpoint: Path, tmp_path: Path, flags: list[Any], message: str
+) -> None:
+    """Guards a mistake that is found an hour later, or that is not named."""
+    result = cli("train-draft", checkpoint, "--out", tmp_path / "out", *flags)
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_a_target_without_a_tokenizer_is_refused(cli: Cli, text: Path, tmp_path: Path) -> None:
+    """Guards a traceback where no text can be read."""
+    target = make_checkpoint(tmp_path / "target", tokenizer=False)
+    result = cli("train-draft", target, "--out", tmp_path / "out", "--text", text)
+    assert result.code == 2
+    assert "has no tokenizer" in result.err

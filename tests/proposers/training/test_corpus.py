@@ -1,0 +1,144 @@
+"""What is read, how it is cut, and which side of the split it is on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from proposers.training import CorpusConfig, Piece, read_corpus
+from proposers.training.corpus import corpus_digest, text_files
+
+CONFIG = CorpusConfig(length=16, held_out=0.3)
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def write_texts(folder: Path, numbers: range) -> Path:
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        (folder / f"{number}.txt").write_text(f"text number {number:03d}", encoding="utf-8")
+    return folder
+
+
+def write_chats(file: Path, prompts: range, answer: int = 0) -> Path:
+    lines = [{"prompt_ids": [1, number, 2], "output_ids": [10 + answer] * 10} for number in prompts]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return file
+
+
+def sides(pieces: list[Piece]) -> dict[bytes, bool]:
+    return {piece.token_ids.tobytes(): piece.held_out for piece in pieces}
+
+
+def test_a_text_stays_on_its_side(tmp_path: Path) -> None:
+    """Guards a split that moves texts over when others come, so that a resumed or extended run is
+    measured on what it was trained on.
+    """
+    few = sides(read_corpus([write_texts(tmp_path / "a", range(40))], None, encode, CONFIG))
+    many = sides(read_corpus([write_texts(tmp_path / "a", range(90))], None, encode, CONFIG))
+    assert len(many) > len(few)
+    assert {key: many[key] for key in few} == few
+    assert 0.1 < sum(many.values()) / len(many) < 0.5
+
+
+def test_answers_to_one_prompt_stay_together(tmp_path: Path) -> None:
+    """Guards a held-out chat whose prompt was trained on."""
+    first = read_corpus([], write_chats(tmp_path / "a", range(40)), encode, CONFIG)
+    other = read_corpus([], write_chats(tmp_path / "b", range(40), answer=1), encode, CONFIG)
+    assert [piece.held_out for piece in first] == [piece.held_out for piece in other]
+    assert corpus_digest(first) != corpus_digest(other)
+
+
+def test_pieces_are_cut_and_prompts_do_not_count(tmp_path: Path) -> None:
+    """Guards lost or doubled tokens at a cut, a tail of nothing, and loss on a user's words."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(65, 65 + 40)))
+    config = CorpusConfig(length=16, held_out=0.5)
+    chats = write_chats(tmp_path / "chats", range(20))
+    pieces = read_corpus([text], chats, encode, config)
+    cut = [piece.token_ids for piece in pieces if piece.kind == "text"]
+    assert np.concatenate(cut).tolist() == list(range(65, 65 + 40))
+    assert [len(part) for part in cut] == [16, 16, 8]
+    assert all(piece.first == 0 for piece in pieces if piece.kind == "text")
+    chat = [piece for piece in pieces if piece.kind == "chat"]
+    assert len(chat) == 20
+    assert all(piece.first == 3 and len(piece.token_ids) == 13 for piece in chat)
+
+
+def test_a_long_chat_is_cut_at_its_end(tmp_path: Path) -> None:
+    """Guards a piece longer than the teacher has room for."""
+    config = CorpusConfig(length=16, held_out=0.5)
+    file = tmp_path / "chats"
+    chats = [{"prompt_ids": [n] * 5, "output_ids": list(range(30))} for n in range(20)]
+    chats += [{"prompt_ids": [n] * 14, "output_ids": list(range(30))} for n in range(20)]
+    file.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
+    pieces = read_corpus([], file, encode, config)
+    assert [len(piece.token_ids) for piece in pieces] == [16] * 20  # others have no answer left
+
+
+def test_a_sample_of_files_is_the_same_sample(tmp_path: Path) -> None:
+    """Guards a limit that takes the first files of the alphabet, or others each time."""
+    folder = write_texts(tmp_path / "a", range(60))
+    config = CorpusConfig(length=16, held_out=0.3, max_text_tokens=600)
+    pieces = read_corpus([folder], None, encode, config)
+    assert 500 < sum(len(piece.token_ids) for piece in pieces) <= 600
+    renamed = tmp_path / "b"
+    renamed.mkdir()
+    for file in folder.iterdir():
+        (renamed / f"z{file.name[::-1]}.md").write_bytes(file.read_bytes())
+    assert corpus_digest(read_corpus([renamed], None, encode, config)) == corpus_digest(pieces)
+
+
+def test_folders_are_read_by_suffix(tmp_path: Path) -> None:
+    """Guards binaries, other people's packages and hidden folders among the sources."""
+    for name in ("a.py", "sub/b.rst", "c.bin", ".git/d.txt", "site-packages/e.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x", encoding="utf-8")
+    assert text_files(tmp_path) == [tmp_path / "a.py", tmp_path / "sub/b.rst"]
+    assert text_files(tmp_path / "c.bin") == [tmp_path / "c.bin"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: expected a JSON object"),
+        ('{"prompt_ids": [1]}', "line 2: .*output_ids"),
+        ("[1]", "line 2"),
+        ('{"prompt_ids": ["a"], "output_ids": [1]}', "line 2"),
+    ],
+)
+def test_a_line_that_is_no_chat_is_named(tmp_path: Path, line: str, message: str) -> None:
+    """Guards a traceback out of the middle of a file of thousands of lines."""
+    file = write_chats(tmp_path / "chats", range(1))
+    file.write_text(file.read_text(encoding="utf-8") + line + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_corpus([], file, encode, CONFIG)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    """Guards a run over nothing."""
+    with pytest.raises(ValueError, match=r"text .*gone' does not exist"):
+        read_corpus([tmp_path / "gone"], None, encode, CONFIG)
+    with pytest.raises(ValueError, match=r"holds no file of \.py"):
+        read_corpus([tmp_path], None, encode, CONFIG)
+    with pytest.raises(ValueError, match=r"chats .*gone' does not exist"):
+        read_corpus([], tmp_path / "gone", encode, CONFIG)
+    text = tmp_path / "one.txt"
+    text.write_text("only one text here", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"nothing to (train|measure) on"):
+        read_corpus([text], None, encode, CONFIG)
+
+
+@pytest.mark.parametrize(
+    "values", [{"length": 4}, {"held_out": 0.0}, {"held_out": 1.0}, {"max_text_tokens": 0}]
+)
+def test_values_that_are_not_allowed(values: dict[str, float]) -> None:
+    """Guards a configuration that fails an hour later."""
+    (name,) = values
+    with pytest.raises(ValueError, match=f"{name}="):
+        CorpusConfig(**values)  # type: ignore[arg-type]
