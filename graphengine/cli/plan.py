@@ -6,6 +6,7 @@ buffer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from graphengine.memory import MemoryPlan, available_bytes, plan_memory
 from graphengine.models.loader import open_model
 from graphengine.models.locate import DEMO_MODEL
 from graphengine.resolve import ResolvedConfig, resolve
-from proposers import registry
+from proposers import ProposerInfo, registry
 from proposers.device import DRAFT_TIER
 
 
@@ -125,24 +126,51 @@ def proposers(
     ] = False,
 ) -> None:
     """Print the support matrix of draft sources."""
+    infos = registry.infos(testing=testing)
     console = stdout()
+    served = [info for info in infos if info.status != "unsupported"]
+    console.print(_served_table(served))
+    console.print(_option_table(served))
+    console.print(_unsupported_table([info for info in infos if info.status == "unsupported"]))
+
+
+def _served_table(infos: Sequence[ProposerInfo]) -> Table:
     table = Table(title="draft sources")
-    columns = ("name", "status", "runs on", "captured", "hidden states", "draft probs")
-    for name in columns:
-        table.add_column(name, no_wrap=name == "name")
+    for name in ("method", "interface", "status", "runs"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("needs", max_width=len("hidden states"))
+    table.add_column("probs", no_wrap=True)
     table.add_column("what it is", ratio=1)
-    for info in registry.infos(testing=testing):
-        text = info.summary if not info.reason else f"{info.summary}. {_sentence(info.reason)}"
-        options = [f"{option.name}={option.default}" for option in info.options]
-        text += f" ({', '.join(options)})" if options else ""
-        flags = (info.graph_safe, info.needs_hidden_states, info.produces_probs)
-        table.add_row(info.name, info.status, info.kind, *map(_yes, flags), text)
-    console.print(table)
+    for info in infos:
+        needs = ["checkpoint"] if info.model == "required" else []
+        needs += ["hidden states"] if info.needs_hidden_states else []
+        table.add_row(
+            info.name,
+            info.interface,
+            info.status,
+            "captured" if info.graph_safe else f"on {info.kind}",
+            ", ".join(needs),
+            "yes" if info.produces_probs else "no",
+            info.summary,
+        )
+    return table
 
 
-def _yes(flag: bool) -> str:
-    return "yes" if flag else "no"
+def _option_table(infos: Sequence[ProposerInfo]) -> Table:
+    table = Table(title="their options")
+    for name in ("method", "option", "default"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("what it is", ratio=1)
+    for info in infos:
+        for option in info.options:
+            table.add_row(info.name, option.name, str(option.default), option.doc)
+    return table
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _unsupported_table(infos: Sequence[ProposerInfo]) -> Table:
+    table = Table(title="unsupported, and refused by name")
+    for name in ("method", "what it is", "why not", "in its place"):
+        table.add_column(name, no_wrap=name == "method")
+    for info in infos:
+        table.add_row(info.name, info.summary, info.reason, ", ".join(info.instead))
+    return table
