@@ -16,9 +16,10 @@ from graphengine.config import SpeculativeConfig
 from graphengine.draft_decoder import OpenedDraftDecoder
 from graphengine.models.block import LayerWeights
 from graphengine.models.config import ModelConfig
+from graphengine.models.decoder import DecoderWeights
 from graphengine.models.factory import check_supported
 from graphengine.models.hf_config import read_hf_config
-from graphengine.models.loader import OpenedModel, open_model
+from graphengine.models.loader import OpenedModel, check_weights, open_model
 from graphengine.models.vocabulary import vocabulary_difference
 from proposers import registry
 from proposers.device import Architecture, DraftPlan
@@ -69,6 +70,8 @@ class EngineSite:
         difference = vocabulary_difference(self.checkpoint, opened)
         if difference is not None:
             raise ValueError(f"{difference}; a draft model must have the target's tokenizer")
+        weights = DecoderWeights.allocate(opened.config, self.dtype, torch.device("meta"))
+        check_weights(weights.destinations(opened.config), opened.source, config=opened.config)
         return OpenedDraftDecoder(opened, self.dtype, self.target.vocab_size)
 
 

@@ -7,6 +7,7 @@ A slip of one in draft KV, positions, rollback or catch-up shows as a draft that
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,22 @@ def test_all_drafts_are_accepted_for_500_steps(batch: int, checkpoints: Checkpoi
     assert stats.num_draft_tokens > 500 * batch * 2
     assert stats.num_accepted_tokens == stats.num_draft_tokens, stats.accepted_per_position
     engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+def test_500_steps_of_everything(k: int, checkpoints: Checkpoints) -> None:
+    """Guards the same at every k through joins, leaves, aborts and preemption, up to batch 16."""
+    harness = start(checkpoints.get(), Setup(k=k, max_num_seqs=16, num_blocks=70, budget=90))
+    seed = 0
+    while harness.num_steps < 500:
+        jobs = random_jobs(100 * k + seed, 40, 20)
+        harness.run([replace(job, request_id=f"{seed}-{job.request_id}") for job in jobs])
+        seed += 1
+    check_all_accepted(harness, 2000)
+    assert harness.engine.stats().num_preemptions > 0
+    assert max(harness.batch_sizes) == 16
+    harness.engine.close()
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -14,7 +14,7 @@ from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.memory import plan_memory
 from graphengine.sampling.params import SamplingParams
-from tests.graphengine.engine.checkpoints import Checkpoints
+from tests.graphengine.engine.checkpoints import Checkpoints, edit_weights
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup
 from tests.tiny import VOCAB_SIZE, make_checkpoint
@@ -68,6 +68,17 @@ def test_a_missing_checkpoint(
 ) -> None:
     with pytest.raises(ValueError, match=r"SpeculativeConfig.model=.*nowhere.* does not exist"):
         start(checkpoints.get(), tmp_path / "nowhere", monkeypatch)
+
+
+def test_a_draft_model_that_lacks_a_tensor(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards an error that comes after the target's weights and names neither path nor field."""
+    draft = tmp_path / "broken"
+    shutil.copytree(checkpoints.get(), draft)
+    edit_weights(draft, lambda weights: weights.pop("model.layers.0.mlp.down_proj.weight"))
+    with pytest.raises(ValueError, match=r"SpeculativeConfig.model=.*broken.*lacks 1 parameters"):
+        start(checkpoints.get(), draft, monkeypatch)
 
 
 def test_another_tokenizer(
