@@ -77,8 +77,9 @@ class ProposerInfo:
     graph_safe: bool = False
     needs_hidden_states: bool = False
     produces_probs: bool = False
-    # whether it says how long its matches are (`Draft.match_lengths`), so that it may override
-    matches: bool = False
+    # the longest match that it finds with its default options, where it says how long they are
+    # (`Draft.match_lengths`), so that it may override a model; 0: it does not match
+    longest_match: int = 0
     # whether it takes the path of a checkpoint (`SpeculativeConfig.model`)
     model: Literal["none", "optional", "required"] = "none"
     status: Status = "built"

@@ -25,6 +25,7 @@ from graphengine.models.loader import open_model
 from graphengine.models.locate import DEMO_MODEL
 from graphengine.resolve import ResolvedConfig, resolve
 from proposers import ProposerInfo, registry
+from proposers.device import DRAFT_TIER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +39,17 @@ class PlannedBytes:
 
 def plan_bytes(resolved: ResolvedConfig) -> PlannedBytes:
     """Sizes as the runner would allocate them, without allocating."""
-    buffers = make_buffers(resolved.model, resolved.sizes, torch.device("meta"))
+    draft = resolved.draft
+    buffers = make_buffers(resolved.model, resolved.sizes, torch.device("meta"), draft)
     sizes = {name: buffers.whole(name).nbytes for name in buffers.specs}
-    cells = {key: _view_bytes(buffers, key) for key in resolved.table}
+    cells = {key: _view_bytes(buffers, key) for key in planned_cells(resolved)}
     return PlannedBytes(buffers=sizes, cells=cells, memory=plan_memory(resolved))
+
+
+def planned_cells(resolved: ResolvedConfig) -> list[ShapeKey]:
+    """Every cell that a start captures, in order: the target's, then those of drafts."""
+    drafts = resolved.table.draft_cells(DRAFT_TIER) if resolved.draft is not None else []
+    return [*resolved.table, *drafts]
 
 
 def _view_bytes(buffers: StaticBuffers, key: ShapeKey) -> int:
@@ -57,7 +65,7 @@ def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
     """
     config = options.config()
     opened = open_model(model)
-    resolved = resolve(opened.config, config)
+    resolved = resolve(opened.config, config, opened)
     kind = resolve_graph_kind(config.capture, resolved.device)
     planned = plan_bytes(resolved)
     memory = planned.memory
@@ -68,7 +76,7 @@ def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
     dtype = str(resolved.dtype).removeprefix("torch.")
     when = "on first use" if config.capture.lazy else "at start"
     console.print(
-        f"{len(resolved.table)} cells, graph kind {kind}, captured {when}; "
+        f"{len(planned.cells)} cells, graph kind {kind}, captured {when}; "
         f"max_num_seqs {sizes.max_num_seqs}, max_draft_tokens {sizes.max_draft_tokens}, "
         f"max_model_len {sizes.max_model_len}",
         soft_wrap=True,
@@ -95,7 +103,8 @@ def _cell_table(planned: PlannedBytes) -> Table:
 
 
 def _buffer_table(planned: PlannedBytes, resolved: ResolvedConfig) -> Table:
-    specs = {spec.name: spec for spec in buffer_specs(resolved.model, resolved.sizes)}
+    more = resolved.draft.buffers if resolved.draft is not None else ()
+    specs = {spec.name: spec for spec in (*buffer_specs(resolved.model, resolved.sizes), *more)}
     table = Table(title="static buffers, shared by all cells")
     for name in ("buffer", "written by", "shape", "dtype", "bytes"):
         table.add_column(name, justify="right" if name == "bytes" else "left", no_wrap=True)

@@ -154,7 +154,7 @@ def test_the_plan_counts_the_layers(made: MakeMtp) -> None:
 
 
 def test_right_layers_pass_the_check_at_load(perfect: MtpCheckpoint) -> None:
-    engine = Setup(k=3).start(perfect.target, method="mtp")
+    engine = Setup(k=3).start(perfect.target, method="mtp", self_check="error")
     assert engine.start_times.seconds["self-check"] > 0
     engine.close()
 
@@ -163,7 +163,7 @@ def test_layers_that_were_read_the_wrong_way_are_found_out(tmp_path: Path) -> No
     """Guards a family whose order of concatenation is not the checkpoint's."""
     wrong = make_perfect(tmp_path, 1, family="mimo")  # written for (embedding, hidden)
     with pytest.raises(ValueError, match="suspect the order of concatenation: read the other way"):
-        Setup(k=2).start(wrong.target, method="mtp")
+        start(wrong.target, self_check="error")
 
 
 def start(target: Path, **fields: Any) -> Engine:

@@ -60,6 +60,26 @@ def test_plan_is_what_is_allocated(checkpoint: Path) -> None:
     engine.close()
 
 
+def test_plan_of_a_draft_is_what_is_allocated(cli: Cli, checkpoint: Path) -> None:
+    """Guards a plan that leaves out the draft's weights, KV, buffers or cells."""
+    config = EngineOptions(
+        max_num_seqs=3,
+        max_model_len=256,
+        speculate="draft_model:2",
+        draft_model=str(checkpoint),
+    ).config()
+    engine = Engine(checkpoint, config)
+    planned = plan_bytes(engine.resolved)
+    assert sum(planned.buffers.values()) == engine.runner.buffers.num_bytes
+    captured = engine.stats().capture_seconds
+    assert list(map(str, planned.cells)) == list(captured)
+    engine.close()
+    arguments = ["--speculate", "draft_model:2", "--draft-model", "/nowhere"]
+    refused = cli("capture-plan", str(checkpoint), *arguments)
+    assert refused.code == 2
+    assert "/nowhere" in refused.err
+
+
 def test_capture_plan_lists_every_cell_without_weights(
     cli: Cli, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

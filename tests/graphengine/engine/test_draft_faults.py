@@ -34,8 +34,12 @@ PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
         ({"method": "ngram", "override": "suffix"}, "override='suffix': proposer 'ngram' carries"),
         ({"method": "draft_model", "model": "x", "override": "eagle"}, "override='eagle': allowed"),
         (
-            {"method": "draft_model", "model": "x", "override_min_match": 0},
-            "override_min_match=0: expected an integer from 1 to 64",
+            {"method": "draft_model", "model": "x", "override_min_match": 3},
+            "override_min_match=3: there is no override",
+        ),
+        (
+            {"method": "draft_model", "model": "x", "override": "ngram", "override_min_match": 6},
+            "override_min_match=6: expected an integer from 1 to 5",
         ),
         ({"method": "draft_model", "model": "x", "max_draft_tokens": 0}, "max_draft_tokens=0"),
         ({"method": "draft_model", "model": "x", "max_draft_tokens": 1.9}, "max_draft_tokens=1.9"),
