@@ -52,7 +52,8 @@ def plan_memory(resolved: ResolvedConfig) -> MemoryPlan:
     """The plan of an engine; allocates nothing."""
     model, sizes, meta = resolved.model, resolved.sizes, torch.device("meta")
     draft = resolved.draft
-    head_dims = model.head_dim + (draft.kv_layers[0].head_dim if draft is not None else 0)
+    layers = draft.kv_layers[:1] if draft is not None else ()  # whose table all of them share
+    head_dims = model.head_dim + sum(layer.head_dim for layer in layers)
     rotation = sizes.max_model_len * head_dims * 4
     rows = RequestState.row_bytes(sizes.max_model_len, sizes.block_size) * sizes.max_num_seqs
     rows += SamplerState.row_bytes(model.vocab_size) * (sizes.max_num_seqs + 1)
