@@ -42,7 +42,8 @@ class DraftJob:
         draft: what is trained.
         training: how.
         out: folder of the checkpoint and its curves.
-        work: folder of hidden states and of the run's own checkpoints; of no use afterwards.
+        work: folder of hidden states and of the run's own checkpoint, which drafts of other kinds
+            may share; of no use afterwards.
         device: what is trained on.
     """
 
