@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +24,7 @@ SPECULATE_VARIABLE = "GRAPHENGINE_SPECULATE"
 MAX_DRAFT_TOKENS = 64
 MAX_SLOTS = (1 << 31) - 1  # tokens of a KV cache, the null block's included: slots are int32
 OFF = "off"
+DEFAULT_MIN_MATCH = 4  # tokens of a match that overrides a model
 
 Numerics = Literal["invariant", "fast"]
 
@@ -49,6 +50,9 @@ class SpeculativeConfig:
         adaptive: choose k from measurement; only False (a fixed k) is built.
         self_check: `error`, `warn` or `off`: what to do where a model-carrying proposer accepts
             near chance at load. Others have nothing to check, and refuse all but the default.
+        override: a proposer that matches text, `ngram` or `suffix`: where its match is long, its
+            drafts replace the model's for that row. For proposers that carry a model.
+        override_min_match: how many tokens make a match long; no more than `override` looks up.
         options: options of the proposer itself as (name, value) pairs or a mapping; a short form
             is to pass them by name.
         named_options: these win over `options`.
@@ -68,6 +72,8 @@ class SpeculativeConfig:
     draft_sampling: DraftSampling
     adaptive: bool
     self_check: str
+    override: str | None
+    override_min_match: int
     options: tuple[tuple[str, object], ...]
 
     def __init__(
@@ -80,6 +86,8 @@ class SpeculativeConfig:
         draft_sampling: DraftSampling = "greedy",
         adaptive: bool = False,
         self_check: str = "error",
+        override: str | None = None,
+        override_min_match: int = DEFAULT_MIN_MATCH,
         options: Mapping[str, object] | Iterable[tuple[str, object]] = (),
         **named_options: object,
     ) -> None:
@@ -110,6 +118,7 @@ class SpeculativeConfig:
             raise ValueError(
                 f"self_check={self_check!r}: proposer {method!r} carries no model; leave it out"
             )
+        _check_override(override, override_min_match, info)
         fields: dict[str, object] = {
             "method": method,
             "model": None if model is None else str(model),
@@ -118,13 +127,17 @@ class SpeculativeConfig:
             "draft_sampling": draft_sampling,
             "adaptive": adaptive,
             "self_check": self_check,
+            "override": override,
+            "override_min_match": override_min_match,
             "options": tuple(resolved.items()),
         }
         for name, given in fields.items():
             object.__setattr__(self, name, given)
 
     @classmethod
-    def resolve(cls, given: SpeculativeConfig | str | None) -> SpeculativeConfig | None:
+    def resolve(
+        cls, given: SpeculativeConfig | str | None, **fields: Any
+    ) -> SpeculativeConfig | None:
         """The configuration that an argument means; None: speculation is off.
 
         The one place that reads the environment.
@@ -132,6 +145,7 @@ class SpeculativeConfig:
         Args:
             given: a configuration; `off`, a proposer's name, or `name:k`; None: the text in
                 `GRAPHENGINE_SPECULATE`, or off where that is unset.
+            fields: of a configuration that is given as text.
 
         Raises:
             ValueError: anything else.
@@ -149,8 +163,10 @@ class SpeculativeConfig:
         method, colon, length = text.strip().partition(":")
         if colon and not (length.isascii() and length.isdecimal()):
             raise ValueError(f"{source}={text!r}: expected off, NAME or NAME:K with K an integer")
+        if length:
+            fields["max_draft_tokens"] = int(length)
         try:
-            return cls(method, max_draft_tokens=int(length)) if length else cls(method)
+            return cls(method, **fields)
         except ValueError as error:
             raise ValueError(f"{source}={text!r}: {error}") from error
 
@@ -281,6 +297,24 @@ def _check_model(model: object, info: ProposerInfo) -> None:
     if info.model == "none":
         raise ValueError(
             f"model={str(model)!r}: proposer {info.name!r} carries no model; leave it out"
+        )
+
+
+def _check_override(override: str | None, min_match: int, info: ProposerInfo) -> None:
+    if override is None:
+        if min_match != DEFAULT_MIN_MATCH:
+            raise ValueError(
+                f"override_min_match={min_match!r}: there is no override; leave it out"
+            )
+        return
+    longest = {one.name: one.longest_match for one in registry.infos() if one.longest_match}
+    if override not in longest:
+        raise ValueError(f"override={override!r}: allowed are None, {', '.join(longest)}")
+    _integer("override_min_match", min_match, 1, longest[override])
+    if info.model == "none":
+        raise ValueError(
+            f"override={override!r}: proposer {info.name!r} carries no model whose drafts could be "
+            "replaced; leave it out"
         )
 
 

@@ -41,6 +41,7 @@ class NativeDraftOps:
         self._states = None if hidden_states is None else hidden_states.storage
         dtype = torch.float32 if self._states is None else self._states.dtype
         self._load_slots = native_op(f"load_slots_{kernel_suffix(dtype)}")
+        self._zero_first = native_op("zero_first")
         self._concat = native_op("concat_rows")
         self._take_rows = native_op("take_rows")
         self._shift_tokens = native_op("shift_tokens")
@@ -52,6 +53,10 @@ class NativeDraftOps:
         assert self._states is not None, "the target keeps no hidden states"
         check_contiguous(out, slots)
         self._load_slots(out, self._states, slots, *out.shape)
+
+    def zero_first(self, out: Tensor, positions: Tensor) -> None:
+        check_contiguous(out, positions)
+        self._zero_first(out, positions, *out.shape)
 
     def concat(self, out: Tensor, first: Tensor, second: Tensor) -> None:
         check_contiguous(out, first, second)

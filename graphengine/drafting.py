@@ -52,17 +52,31 @@ class Drafting:
         proposer = self.proposer
         if not isinstance(proposer, ModelProposer):
             return None
+        filled = np.array([chunk.request.draft_len for chunk in chunks], dtype=np.int32)
+        # Who may emit one token more is never drafted for.
+        asked = [index for index, one in enumerate(chunks) if one.request.max_draft_tokens]
+        if asked:
+            filled[asked] = self._fill(proposer, [chunks[index] for index in asked])
+        return filled
+
+    def _fill(self, proposer: ModelProposer, chunks: Sequence[PrefillChunk]) -> IntArray:
         requests = [chunk.request for chunk in chunks]
-        ends = [chunk.start + chunk.num_tokens for chunk in chunks]
+        ends = np.array([chunk.start + chunk.num_tokens for chunk in chunks], dtype=np.int32)
         cache = self._cache_rows(requests)
-        return proposer.prefill(
+        filled = proposer.prefill(
             PrefillInputs(
                 token_ids=[self._state.history(request) for request in requests],
-                num_slots=np.array(ends, dtype=np.int32),
+                num_slots=ends,
                 num_cached=cache.num_cached,
                 block_table=cache.block_table,
+                num_new_rows=sum(chunk.num_tokens for chunk in chunks),
             )
         )
+        within = filled.shape == ends.shape and ((filled >= 0) & (filled <= ends)).all()
+        assert within, (
+            f"proposer {proposer.name!r} says that {filled} slots of {ends} hold draft KV"
+        )
+        return filled
 
     def propose(self, plan: StepPlan) -> Draft:
         """Drafts for the decodes of a plan, of its width, checked.
@@ -81,6 +95,7 @@ class Drafting:
             num_draft_tokens=allowances,
             k=plan.k,
             sampling=[request.sampling for request in requests],
+            cache_salts=[request.cache_salt for request in requests],
             cache=self._cache_rows(requests),
         )
         draft = proposer.propose(inputs)
@@ -107,6 +122,11 @@ class Drafting:
         """Tell the proposer who is gone: what has ended, and what is to start over."""
         if request_ids and self.proposer is not None:
             self.proposer.forget(request_ids)
+
+    def close(self) -> None:
+        """Drop the proposer, and what it is told about."""
+        self.proposer = None
+        del self._state, self._manager
 
     def _cache_rows(self, requests: Sequence[Request]) -> CacheRows:
         rows = [self._state.row_of(request) for request in requests]

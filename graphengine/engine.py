@@ -24,6 +24,7 @@ from graphengine.request import RequestStatus
 from graphengine.sampled import Sampled, read_sampled
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk, ScheduledDecode, Scheduler, StepPlan
+from graphengine.self_check import check_drafts
 from graphengine.startup import StartProgress, start
 from graphengine.stats import StatsCounter
 from graphengine.streams import OutputStream
@@ -84,6 +85,11 @@ class Engine:
         self._seeds = random.Random(self.config.seed)  # of requests that bring none
         self._is_torn = False  # bookkeeping broke off half-way
         self._closed = False
+        try:
+            check_drafts(self)
+        except ValueError:
+            self.close()
+            raise
 
     def add_request(
         self,
@@ -221,6 +227,19 @@ class Engine:
         self._ready()
         return self.kv.pool.unpublish_free()
 
+    def start_afresh(self) -> None:
+        """Forget outputs, cached prefixes and counts, as if nothing had been served.
+
+        Nothing may be running. Raises RuntimeError where the engine is closed.
+        """
+        self._ready()
+        assert not self.scheduler.has_unfinished_requests, "requests are unfinished"
+        self.delivery.take()
+        self._forget()
+        self.reset_prefix_cache()
+        self.runner.manager.stats.forget_runs()
+        self._counter = StatsCounter(max_draft_tokens=self.resolved.sizes.max_draft_tokens)
+
     def stats(self) -> EngineStats:
         """Counters since start. Raises RuntimeError where the engine is closed."""
         self._check_open()
@@ -244,7 +263,7 @@ class Engine:
         try:
             self._forget()
         finally:
-            self.proposer = None
+            self.drafting.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -319,7 +338,9 @@ class Engine:
         ]
         if not alive:
             return []
-        found, draft = [decodes[index] for index in alive], draft.rows(alive)
+        found = [decodes[index] for index in alive]
+        if len(alive) < len(decodes):
+            draft = draft.rows(alive)
         packed = self.runner.verify([decode.request for decode in found], draft)
         self._counter.count_step(len(alive))
         return read_sampled(found, draft, packed.tolist(), self.runner)

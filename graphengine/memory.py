@@ -51,10 +51,11 @@ class MemoryPlan:
 def plan_memory(resolved: ResolvedConfig) -> MemoryPlan:
     """The plan of an engine; allocates nothing."""
     model, sizes, meta = resolved.model, resolved.sizes, torch.device("meta")
-    rotation = sizes.max_model_len * model.head_dim * 4
+    draft = resolved.draft
+    head_dims = model.head_dim + (draft.kv_layers[0].head_dim if draft is not None else 0)
+    rotation = sizes.max_model_len * head_dims * 4
     rows = RequestState.row_bytes(sizes.max_model_len, sizes.block_size) * sizes.max_num_seqs
     rows += SamplerState.row_bytes(model.vocab_size) * (sizes.max_num_seqs + 1)
-    draft = resolved.draft
     weights = DecoderWeights.allocate(model, resolved.dtype, meta).num_bytes
     return MemoryPlan(
         weights=weights + (draft.num_weight_bytes if draft is not None else 0),

@@ -224,6 +224,7 @@ class ModelRunner:
         self.buffers.release()
         # The manager holds the step, the step the decoder, and the manager's filler this runner.
         del self.manager, self.decoder, self.verifier, self._packed, self._prompt_logprobs
+        del self.layers, self.hidden_states
 
     def _cell(self, key: ShapeKey) -> _Cell:
         cell = self._cells.get(key)

@@ -13,11 +13,11 @@ import torch
 
 from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeTable
-from graphengine.attention import cpu
 from graphengine.config import EngineConfig, SpeculativeConfig, resolve_device, resolve_dtype
 from graphengine.draft_site import plan_draft
 from graphengine.kv.cache import resolve_num_blocks
 from graphengine.models.config import ModelConfig
+from graphengine.models.factory import check_supported
 from graphengine.models.loader import OpenedModel
 from graphengine.scheduler import SchedulerConfig
 from proposers.device import DraftPlan
@@ -90,23 +90,12 @@ def resolve(
         ValueError: naming the field that is out of range or contradicts another.
     """
     dtype = resolve_dtype(config.dtype, model.dtype)
-    cpu.check_supported(dtype, model.head_dim)
+    check_supported(model, dtype)
     device = resolve_device(config.device)
     resolve_graph_kind(config.capture, device)
     speculative = SpeculativeConfig.resolve(config.speculative)
     max_draft_tokens = 0 if speculative is None else speculative.max_draft_tokens
-    if model.mlp_bias:
-        raise ValueError(
-            "mlp_bias=True: MLP biases are not supported; use a checkpoint without them"
-        )
-    max_model_len = config.max_model_len or min(
-        model.max_position_embeddings, DEFAULT_MAX_MODEL_LEN
-    )
-    if max_model_len > model.max_position_embeddings:
-        raise ValueError(
-            f"max_model_len={max_model_len}: the checkpoint's limit is max_position_embeddings="
-            f"{model.max_position_embeddings}; lower max_model_len"
-        )
+    max_model_len = _resolve_max_model_len(config, model)
     batched = _resolve_batched_tokens(config, max_model_len, max_draft_tokens)
     draft = None
     if speculative is not None and checkpoint is not None:
@@ -149,6 +138,17 @@ def resolve(
         ),
         draft=draft,
     )
+
+
+def _resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    most = model.max_position_embeddings
+    max_model_len = config.max_model_len or min(most, DEFAULT_MAX_MODEL_LEN)
+    if max_model_len > most:
+        raise ValueError(
+            f"max_model_len={max_model_len}: the checkpoint's limit is max_position_embeddings="
+            f"{most}; lower max_model_len"
+        )
+    return max_model_len
 
 
 def _resolve_batched_tokens(config: EngineConfig, max_model_len: int, max_draft_tokens: int) -> int:

@@ -165,7 +165,15 @@ def _make_proposer(resolved: ResolvedConfig, runner: ModelRunner) -> Proposer | 
         device=resolved.device,
     )
     built = resolved.draft.build(EngineDraftRuntime(resolved, runner, caches))
-    return registry.checked(built, registry.find(speculative.method).info)
+    proposer = registry.checked(built, registry.find(speculative.method))
+    if speculative.override is None:
+        return proposer
+    return registry.overridden(
+        proposer,
+        speculative.override,
+        min_match=speculative.override_min_match,
+        runtime=EngineRuntime.of(resolved),
+    )
 
 
 def _check_numerics(runner: ModelRunner, config: EngineConfig, times: StartTimes) -> None:

@@ -36,7 +36,6 @@ LEVELS: dict[str, tuple[Any, ...]] = {
     "chunked_prefill": (True, False),
     "prefix_caching": (True, False),
 }
-PROPOSER = "ngram"
 NUM_SMOKE_CELLS = 4  # the first ones, which between them have every graph kind and setting
 CHUNK_BUDGET = 128  # max_num_batched_tokens of cells with chunked prefill, so that prompts split
 
@@ -51,20 +50,27 @@ class Cell:
     chunked_prefill: bool
     prefix_caching: bool
 
-    def open(self, model: str, dtype: str) -> LLM:
+    def open(self, args: argparse.Namespace) -> LLM:
         return LLM(
-            model,
-            dtype=dtype,
+            args.model,
+            dtype=args.dtype,
             max_num_seqs=self.max_num_seqs,
             max_model_len=2048,
             max_num_batched_tokens=CHUNK_BUDGET if self.chunked_prefill else None,
-            speculative=SpeculativeConfig(PROPOSER, max_draft_tokens=self.max_draft_tokens),
+            speculative=speculation(args, self.max_draft_tokens),
             capture=CaptureConfig(graph=self.graph),  # type: ignore[arg-type]
             cache=CacheConfig(
                 enable_prefix_caching=self.prefix_caching,
                 enable_chunked_prefill=self.chunked_prefill,
             ),
         )
+
+
+def speculation(args: argparse.Namespace, k: int) -> SpeculativeConfig:
+    """What the flags name, with drafts of up to k tokens."""
+    return SpeculativeConfig(
+        args.proposer, model=args.draft_model, override=args.override, max_draft_tokens=k
+    )
 
 
 def pairwise_cells(seed: int = 0) -> list[Cell]:
@@ -168,7 +174,7 @@ def step_cost(on: dict[str, Any], off: dict[str, Any]) -> float:
 
 
 def run_cell(cell: Cell, args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    with cell.open(args.model, args.dtype) as llm:
+    with cell.open(args) as llm:
         ids = [encode(llm.engine.tokenizer, prompt) for prompt in prompts]
         off = run_pass(llm, ids, args.max_tokens, 0)
         on = run_pass(llm, ids, args.max_tokens, cell.max_draft_tokens)
@@ -198,6 +204,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--proposer", default="ngram")
+    parser.add_argument("--draft-model", help="checkpoint of a proposer with a model")
+    parser.add_argument("--override", help="ngram or suffix")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=Path("profiles/results/identity.json"))
@@ -265,7 +274,8 @@ def _resume(args: argparse.Namespace, cells: Sequence[Cell], prompts: Sequence[P
         "max_tokens": args.max_tokens,
         "num_prompts": len(prompts),
         "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16],
-        "proposer": [list(option) for option in SpeculativeConfig(PROPOSER).options],
+        "proposer": [list(option) for option in speculation(args, 1).options],
+        **({"method": args.proposer} if args.proposer != "ngram" else {}),
     }
     if args.out.is_file():
         report = json.loads(args.out.read_text(encoding="utf-8"))

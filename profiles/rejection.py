@@ -27,7 +27,13 @@ from graphengine.bench.results_file import check_target, write_json
 from graphengine.config import EngineConfig
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
-from profiles.rejection_drafts import MAX_MODEL_LEN, MAX_NUM_SEQS, biased_proposer, speculation
+from profiles.rejection_drafts import (
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    MODEL_DRAFTS,
+    biased_proposer,
+    speculation,
+)
 from profiles.target_law import Table, Target, count_stream, make_tables, run_tests
 from profiles.tiny_model import write_checkpoint
 
@@ -81,6 +87,11 @@ CELLS = (
     Cell(drafts="reused-noise", temperature=1.0, biased=True),
     Cell(drafts="other-q", temperature=1.0, biased=True),
     Cell(drafts="ngram", temperature=1.0, model=SMOLLM2, max_tokens=3),
+    *(
+        Cell(drafts=drafts, temperature=temperature)
+        for drafts in MODEL_DRAFTS
+        for temperature in (0.5, 1.0, 1.7)
+    ),
 )
 
 
@@ -153,7 +164,7 @@ def run_cell(row: dict[str, Any], cell: Cell, target: Target, model: str | Path)
     config = EngineConfig(
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_NUM_SEQS,
-        speculative=speculation(cell.drafts, target, cell.params()),
+        speculative=speculation(cell.drafts, target, cell.params(), model),
     )
     engine = Engine(model, config, proposer=biased_proposer(cell.drafts, target, cell.params()))
     while row["num_done"] < row["num_requests"]:

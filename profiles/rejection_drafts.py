@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,20 +23,39 @@ from graphengine.runtime import EngineRuntime
 from graphengine.sampling import noise
 from graphengine.sampling.params import SamplingParams
 from profiles.target_law import Target
+from profiles.tiny_drafts import write_draft
 from proposers.base import Draft, ProposeInputs, RequestSampling, TokenArray
 from proposers.mock_drawn import DrawnProposer, Logits
 
 NUM_DRAFTS = 3
 MAX_MODEL_LEN = 64
 MAX_NUM_SEQS = 16
+MODEL_DRAFTS = ("draft_model", "eagle", "mtp")  # proposers with weights of their own
 FloatArray = npt.NDArray[np.float64]
 # Decimal exponents of q by the distance from the last token: down to float32's denormals, and below
 # them to nothing.
 _EXPONENTS = (0, -1, -2, -3, -4, -5, -6, -8, -10, -20, -30, -37, -38.5, -41, -44, -46)
 
 
-def speculation(drafts: str, target: Target, params: SamplingParams) -> SpeculativeConfig:
-    """Configuration of a cell, from which the engine makes its proposer, if it is a fair one."""
+def speculation(
+    drafts: str, target: Target, params: SamplingParams, model: str | Path
+) -> SpeculativeConfig:
+    """Configuration of a cell, from which the engine makes its proposer, if it is a fair one.
+
+    Args:
+        model: the target's checkpoint; one that a draft may be written beside where it is a folder.
+    """
+    if drafts in MODEL_DRAFTS:
+        folder = Path(model) / drafts
+        folder.mkdir(exist_ok=True)
+        return SpeculativeConfig(
+            drafts,
+            model=write_draft(drafts, folder, Path(model)),
+            max_draft_tokens=NUM_DRAFTS,
+            verification="rejection",
+            draft_sampling="probabilistic",
+            self_check="off",
+        )
     if drafts == "ngram":
         return SpeculativeConfig("ngram", max_draft_tokens=NUM_DRAFTS, verification="rejection")
     return SpeculativeConfig(

@@ -63,6 +63,7 @@ class Cell:
     pool: tuple[int, int | None]  # SMALL or ROOMY; None: blocks for all
 
 
+DRAFT = "smollm2-135m-eagle3"
 REFERENCE = Cell(proposer="off", max_draft_tokens=0, max_num_seqs=8, pool=ROOMY)
 CELLS = (
     Cell(proposer="ngram", max_draft_tokens=6, max_num_seqs=16, pool=ROOMY),
@@ -75,6 +76,10 @@ CELLS = (
     Cell(proposer="oracle", max_draft_tokens=6, max_num_seqs=1, pool=ROOMY),
     Cell(proposer="ngram", max_draft_tokens=1, max_num_seqs=12, pool=SMALL),
     Cell(proposer="junk", max_draft_tokens=6, max_num_seqs=2, pool=SMALL),
+    Cell(proposer="suffix", max_draft_tokens=6, max_num_seqs=8, pool=ROOMY),
+    Cell(proposer="eagle", max_draft_tokens=3, max_num_seqs=16, pool=SMALL),
+    Cell(proposer="eagle coupled", max_draft_tokens=6, max_num_seqs=3, pool=ROOMY),
+    Cell(proposer="eagle override", max_draft_tokens=3, max_num_seqs=8, pool=SMALL),
 )
 
 
@@ -104,13 +109,27 @@ def make_params(draw: random.Random, vocab_size: int) -> SamplingParams:
     return replace(params, logits_processors=(Favour(4.0),)) if has_processors else params
 
 
-def open_engine(cell: Cell, model: str, proposer: Proposer | None = None) -> Engine:
-    method = "ngram" if cell.proposer == "ngram" else "mock-empty"
-    length, (block_size, num_blocks) = cell.max_draft_tokens, cell.pool
+def speculation(cell: Cell, draft: str) -> SpeculativeConfig | str:
+    """The configuration of a cell; scripted proposers are put in its place."""
+    if not cell.max_draft_tokens:
+        return "off"
+    name, _, how = cell.proposer.partition(" ")
+    fields: dict[str, Any] = {"max_draft_tokens": cell.max_draft_tokens}
+    if name == "eagle":
+        fields |= {"model": draft, "override": "suffix" if how == "override" else None}
+        fields["draft_sampling"] = "coupled" if how == "coupled" else "greedy"
+    method = name if name in ("ngram", "suffix", "eagle") else "mock-empty"
+    return SpeculativeConfig(method, **fields)
+
+
+def open_engine(
+    cell: Cell, model: str, proposer: Proposer | None = None, draft: str = DRAFT
+) -> Engine:
+    block_size, num_blocks = cell.pool
     config = EngineConfig(
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=cell.max_num_seqs,
-        speculative=SpeculativeConfig(method, max_draft_tokens=length) if length else "off",
+        speculative=speculation(cell, draft),
         logits_processors=True,
         cache=CacheConfig(block_size=block_size, num_blocks=num_blocks),
     )
@@ -167,9 +186,11 @@ def compare(reference: Answers, answers: Answers, jobs: Sequence[Job]) -> list[d
     return different
 
 
-def run_cell(cell: Cell, jobs: Sequence[Job], reference: Answers, model: str) -> dict[str, Any]:
+def run_cell(
+    cell: Cell, jobs: Sequence[Job], reference: Answers, model: str, draft: str
+) -> dict[str, Any]:
     vocab_size = max(max(job.prompt) for job in jobs) + 1
-    engine = open_engine(cell, model, make_proposer(cell, jobs, reference, vocab_size))
+    engine = open_engine(cell, model, make_proposer(cell, jobs, reference, vocab_size), draft)
     start = time.perf_counter()
     answers = serve(engine, jobs, aborts=True)
     seconds, stats = time.perf_counter() - start, engine.stats()
@@ -196,6 +217,7 @@ def run_cell(cell: Cell, jobs: Sequence[Job], reference: Answers, model: str) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--draft", default=DRAFT, help="EAGLE checkpoint for the model")
     parser.add_argument("--out", type=Path, default=Path("profiles/results/sampled.json"))
     parser.add_argument("--cells", help="only these, by number, comma-separated; default: all")
     args = parser.parse_args()
@@ -216,7 +238,7 @@ def main() -> int:
     for number, cell in enumerate(CELLS, start=1):
         if cell in done or (numbers is not None and number not in numbers):
             continue
-        row = run_cell(cell, jobs, reference, args.model)
+        row = run_cell(cell, jobs, reference, args.model, args.draft)
         report["cells"].append(row)
         write_json(args.out, report, indent=None)
         print(f"[{number}/{len(CELLS)}] {json.dumps(row)}", flush=True)

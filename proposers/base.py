@@ -10,13 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
+
+INTERFACE: Final = "1"
+"""Version of the contract, which is this file, `device.py` and `info.py`.
+
+It is raised where a proposer that was written for it would break or be misled: something that it
+calls, defines, makes or reads is gone, is asked for in another way or means something else. What is
+merely added does not count. `tests/proposers/interface_1.txt` is the list that holds this down.
+"""
 
 NO_TOKEN = -1
 """Fills the unused tail of a row of draft token ids."""
@@ -68,6 +76,9 @@ class ProposeInputs:
     k: int
     # num_reqs entries from the engine; none only in inputs made by hand, where all is greedy
     sampling: Sequence[RequestSampling] = ()
+    # num_reqs entries, or none: all share. Whose cached prefixes a request shares (None: those of
+    # all that have no salt); drafts may tell no more than these do.
+    cache_salts: Sequence[str | None] = ()
     # None only in inputs made by hand
     cache: CacheRows | None = None
 
@@ -81,6 +92,9 @@ class ProposeInputs:
         )
         assert len(self.sampling) in (0, num_reqs), (
             f"{num_reqs} requests but {len(self.sampling)} entries of sampling"
+        )
+        assert len(self.cache_salts) in (0, num_reqs), (
+            f"{num_reqs} requests but {len(self.cache_salts)} cache salts"
         )
 
     @property
@@ -149,16 +163,11 @@ class Draft:
             ("token_ids", self.token_ids, (num_reqs, k)),
             ("lengths", self.num_draft_tokens, (num_reqs,)),
             ("match_lengths", self.match_lengths, (num_reqs,)),
+            ("num_cached", self.num_cached, (num_reqs,)),
         ):
             if array is not None and (array.shape != expected or array.dtype != np.int32):
                 raise AssertionError(
                     f"draft {field} are {array.dtype} {array.shape}, expected int32 {expected}"
-                )
-        if self.probs is not None:
-            shape, kind = tuple(self.probs.shape), str(self.probs.dtype).removeprefix("torch.")
-            if (shape, kind) != ((num_reqs, k, vocab_size), "float32"):
-                raise AssertionError(
-                    f"draft probs are {kind} {shape}, expected float32 {(num_reqs, k, vocab_size)}"
                 )
         _fail_on_first_row(
             (self.num_draft_tokens < 0) | (self.num_draft_tokens > inputs.num_draft_tokens),
@@ -173,34 +182,49 @@ class Draft:
                 (sizes < 0) | (sizes > np.array(histories, dtype=np.int32)),
                 lambda row: f"{sizes[row]} tokens matched of a history of {histories[row]}",
             )
+        if self.num_cached is not None:
+            rows, known = self.num_cached, [len(tokens) + k for tokens in inputs.token_ids]
+            _fail_on_first_row(
+                (rows < 0) | (rows > np.array(known, dtype=np.int32)),
+                lambda row: f"{rows[row]} rows of draft KV, of {known[row]} tokens and drafts",
+            )
         live = np.arange(k)[None, :] < self.num_draft_tokens[:, None]
         _fail_on_first_row(
             (live & ((self.token_ids < 0) | (self.token_ids >= vocab_size))).any(axis=1),
             lambda row: f"draft ids {self.token_ids[row].tolist()} outside [0, {vocab_size})",
         )
         if self.probs is not None:
-            ids = np.maximum(self.token_ids, 0)[:, :, None]
-            probs = self.probs.detach().numpy()
-            drawn = np.take_along_axis(probs, ids, axis=2)[:, :, 0]
-            _fail_on_first_row(
-                (live & ~(drawn > 0)).any(axis=1),
-                lambda row: f"a draft has probability {drawn[row].tolist()} of being drawn",
-            )
-            sums = probs.sum(axis=2, dtype=np.float64)
-            least = probs.min(axis=2)
-            is_law = (np.abs(sums - 1) < SUM_TOLERANCE) & (least >= 0)
-            _fail_on_first_row(
-                (live & ~is_law).any(axis=1),
-                lambda row: (
-                    f"probabilities that sum to {sums[row].tolist()}, the least of them "
-                    f"{least[row].tolist()}"
-                ),
-            )
+            self._check_probs(self.probs, live, (num_reqs, k, vocab_size))
         _fail_on_first_row(
             (~live & (self.token_ids != NO_TOKEN)).any(axis=1),
             lambda row: (
                 f"{self.token_ids[row].tolist()} is not {NO_TOKEN} after "
                 f"{self.num_draft_tokens[row]} drafts"
+            ),
+        )
+
+    def _check_probs(
+        self, probs: torch.Tensor, live: npt.NDArray[np.bool_], expected: tuple[int, int, int]
+    ) -> None:
+        """Hold distributions to what they are of; live [num_reqs, k]: where there are drafts."""
+        shape, kind = tuple(probs.shape), str(probs.dtype).removeprefix("torch.")
+        if (shape, kind) != (expected, "float32"):
+            raise AssertionError(f"draft probs are {kind} {shape}, expected float32 {expected}")
+        ids = np.maximum(self.token_ids, 0)[:, :, None]
+        numbers = probs.detach().numpy()
+        drawn = np.take_along_axis(numbers, ids, axis=2)[:, :, 0]
+        _fail_on_first_row(
+            (live & ~(drawn > 0)).any(axis=1),
+            lambda row: f"a draft has probability {drawn[row].tolist()} of being drawn",
+        )
+        sums = numbers.sum(axis=2, dtype=np.float64)
+        least = numbers.min(axis=2)
+        is_law = (np.abs(sums - 1) < SUM_TOLERANCE) & (least >= 0)
+        _fail_on_first_row(
+            (live & ~is_law).any(axis=1),
+            lambda row: (
+                f"probabilities that sum to {sums[row].tolist()}, the least of them "
+                f"{least[row].tolist()}"
             ),
         )
 

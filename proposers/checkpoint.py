@@ -22,6 +22,7 @@ Tensor = torch.Tensor
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED_FILE = "pytorch_model.bin"
+WEIGHTS = Path(__file__).parent / "weights"
 _SHOWN = 5
 
 
@@ -45,14 +46,21 @@ class DraftCheckpoint:
     def open(cls, path: str | Path) -> DraftCheckpoint:
         """Read config.json and the headers of the weights.
 
+        Args:
+            path: a directory, or the name of a checkpoint that comes with the package
+                (`shipped`).
+
         Raises:
             ValueError: nothing there, or a file that cannot be read; the message names it.
         """
         directory = Path(path).expanduser()
         if not directory.is_dir():
+            directory = shipped().get(str(path), directory)
+        if not directory.is_dir():
             raise ValueError(
                 f"{str(path)!r} is no directory; expected one with config.json and {SINGLE_FILE} "
-                f"or {PICKLED_FILE}"
+                f"or {PICKLED_FILE}, or the name of one that comes with the package: "
+                f"{', '.join(shipped()) or 'none'}"
             )
         config = _read_json(directory / "config.json")
         files = _safetensors_files(directory)
@@ -67,21 +75,21 @@ class DraftCheckpoint:
             )
         return cls(directory, config, shapes, read)
 
-    def load(
+    def check(
         self,
         destinations: Mapping[str, Tensor],
         *,
-        ignores: Callable[[str], bool] = lambda name: False,
+        ignores: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """Fill every destination, converting to its dtype.
+        """Hold the headers to what is wanted; tensors may be on the meta device.
 
         Args:
-            destinations: name in the checkpoint -> the tensor or view to write.
-            ignores: names that may be there without a destination.
+            destinations: name in the checkpoint -> what it is to fill.
+            ignores: names that may be there without a destination; default: all.
 
         Raises:
             ValueError: a destination without a tensor, a tensor without a destination, or a shape
-                that differs; nothing has been read then.
+                that differs.
         """
         missing = [name for name in destinations if name not in self.shapes]
         if missing:
@@ -98,9 +106,32 @@ class DraftCheckpoint:
                     f"{self.path}: {name} has shape {list(self.shapes[name])}, its config and the "
                     f"target imply {list(tensor.shape)}"
                 )
+
+    def load(
+        self,
+        destinations: Mapping[str, Tensor],
+        *,
+        ignores: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        """Fill every destination, converting to its dtype.
+
+        Args:
+            destinations: name in the checkpoint -> the tensor or view to write.
+            ignores: names that may be there without a destination.
+
+        Raises:
+            ValueError: as `check`; nothing has been read then.
+        """
+        self.check(destinations, ignores=ignores)
         with torch.no_grad():
             for name, tensor in destinations.items():
                 tensor.copy_(self.read(name))
+
+
+def shipped() -> dict[str, Path]:
+    """Checkpoints that come with the package, by name."""
+    folders = sorted(WEIGHTS.iterdir()) if WEIGHTS.is_dir() else []
+    return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
 
 
 def _safetensors_files(directory: Path) -> list[Path]:

@@ -8,7 +8,7 @@ rollback serve both, and a proposer keeps no state of a request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
@@ -25,8 +25,12 @@ Tap = int | Literal["final"]
 """A hidden state of the target: the residual stream after so many layers (0: the embedding), or
 what its output head reads, which is the last of them behind the final norm."""
 
+DRAFT_TIER: Final = "draft"
+"""Tier of the cells that a chain of drafts is captured in."""
+
 Rows = Any
-"""Inputs of a forward, made by `DraftRuntime.rows`; opaque here."""
+"""Inputs of a forward, made by `DraftRuntime.rows`; its `token_ids`, `positions` and `slot_mapping`
+[T] int32 are those that it was made of."""
 
 Activations = Any
 """Scratch of a forward, made by `DraftRuntime.activations`; its `hidden` [T, hidden] fp32 is the
@@ -127,8 +131,10 @@ class DraftSite(Protocol):
         """Sizes from the contents of a config.json; ValueError where it is not supported."""
         ...
 
-    def block_bytes(self, architecture: Architecture, *, input_size: int | None = None) -> int:
-        """Bytes of a `DraftRuntime.block`'s weights."""
+    def block_parameters(
+        self, architecture: Architecture, *, input_size: int | None = None
+    ) -> dict[str, Tensor]:
+        """A `DraftRuntime.block`'s `destinations`, on the meta device."""
         ...
 
     def open_decoder(self) -> OpenedDecoder:
@@ -148,6 +154,10 @@ class Block(Protocol):
 
     @property
     def input_norm(self) -> Tensor: ...
+
+    def inputs(self) -> Sequence[Tensor]:
+        """Matrices [n, input_size] that read what `attend` is given."""
+        ...
 
     def attend(self, x: Tensor, rows: Rows, activations: Activations) -> None:
         """hidden += attention of x [T, input_size]; captured."""
@@ -177,7 +187,7 @@ class DraftOps(Protocol):
         """out [T, hidden] = table[token_ids]."""
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
-        """out [T, hidden] = RMSNorm(x) * weight [hidden] fp32."""
+        """out [T, hidden] = RMSNorm(x) * weight [hidden] fp32; x may be out."""
 
     def linear(
         self,
@@ -193,6 +203,9 @@ class DraftOps(Protocol):
     def load_slots(self, out: Tensor, slots: Tensor) -> None:
         """out [T, taps * hidden] = the target's hidden states of these slots [T] int32."""
 
+    def zero_first(self, out: Tensor, positions: Tensor) -> None:
+        """out [T, hidden] = 0 where positions [T] int32 are 0, else as it is."""
+
     def concat(self, out: Tensor, first: Tensor, second: Tensor) -> None:
         """out [T, a + b] = first [T, a], second [T, b] side by side."""
 
@@ -200,7 +213,8 @@ class DraftOps(Protocol):
         """out [R, hidden] = x[rows], rows [R] int32."""
 
     def shift_tokens(self, out: Tensor, token_ids: Tensor, last_rows: Tensor, new: Tensor) -> None:
-        """out [R * W] = each request's W tokens moved up by one, `new` [R] in its last live row."""
+        """out [R * W] = each request's W tokens moved up by one, `new` [R] in its last live row;
+        `out` may be `token_ids`."""
 
     def choose(
         self,
@@ -231,6 +245,11 @@ class DraftRuntime(Runtime, Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def block_size(self) -> int: ...
+    @property
+    def max_fill_rows(self) -> int:
+        """Rows that the static buffers have room for outside the table."""
+        ...
+
     def ops(self, rms_norm_eps: float) -> DraftOps:
         """Operations whose norms have this epsilon."""
         ...
@@ -258,11 +277,6 @@ class DraftRuntime(Runtime, Protocol):
     @property
     def target_head(self) -> Tensor:
         """[vocab, hidden] of the target's output head."""
-        ...
-
-    @property
-    def target_norm(self) -> Tensor:
-        """[hidden] fp32, the target's final norm."""
         ...
 
     def block(
@@ -303,15 +317,43 @@ class PrefillInputs:
     num_cached: TokenArray
     # int32 [num_reqs, max_blocks]
     block_table: TokenArray
+    # rows of all that the target has run for it in this step: a measure of what it may cost
+    num_new_rows: int
 
 
 @runtime_checkable
 class ModelProposer(Proposer, Protocol):
     """A proposer with KV of its own. `propose` gets `ProposeInputs.cache`."""
 
+    @property
+    def suspects(self) -> str:
+        """What may be wrong where its drafts are near chance, to follow "suspect"."""
+        ...
+
+    def variants(self) -> Iterator[tuple[str, ModelProposer]]:
+        """The same weights under other conventions, one at a time, with a name for each.
+
+        For finding out what is wrong with drafts near chance; not captured, and good for
+        `first_drafts` alone.
+        """
+        ...
+
     def prefill(self, inputs: PrefillInputs) -> TokenArray:
         """Fill the draft KV of prompt rows; returns the leading slots that are valid now.
 
         int32 [num_reqs]. Runs outside the table, as the target's prefill does.
+        """
+        ...
+
+    def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
+        """The first draft at every place of a text whose target rows are in the cache.
+
+        Args:
+            token_ids: int32 [num_tokens], all known.
+            block_table: int32 [max_blocks], where its rows lie.
+
+        Returns:
+            int32 [num_tokens]: what would be drafted to follow each token; NO_TOKEN where nothing
+            can be. For the check at load; draft KV of the text's slots is written.
         """
         ...

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
+from proposers.chain import chain_buffers
 from proposers.device import (
     Activations,
     DraftDecoder,
@@ -21,7 +22,7 @@ from proposers.device import (
     Rows,
 )
 from proposers.info import ProposerInfo, ProposerSpec
-from proposers.model_based import ModelBasedProposer, Views, chain_buffers
+from proposers.model_based import ModelBasedProposer, Views
 
 Tensor = torch.Tensor
 

@@ -29,8 +29,8 @@ from proposers.mock import (
     Records,
 )
 
-_LARGEST_ID = 2**31 - 1
-_RECORDS = OptionInfo(
+LARGEST_ID = 2**31 - 1
+RECORDS = OptionInfo(
     name="records",
     default=None,
     doc="mapping of request id to whole stream, or of prompt (tuple of ids) to output",
@@ -49,33 +49,33 @@ def _info(name: str, summary: str, *options: OptionInfo) -> ProposerInfo:
     return ProposerInfo(name=name, summary=summary, kind="host", status="testing", options=options)
 
 
-_ORACLE = _info(OracleProposer.name, "drafts the recorded tokens: all accepted", _RECORDS)
+_ORACLE = _info(OracleProposer.name, "drafts the recorded tokens: all accepted", RECORDS)
 _JUNK = _info(
     JunkProposer.name,
     "drafts anything but the recorded tokens: none accepted",
-    _RECORDS,
+    RECORDS,
     OptionInfo(
         name="token_id",
         default=None,
         doc="drafted without a recording; default: the last id",
-        rule=none_or(integers(0, _LARGEST_ID)),
+        rule=none_or(integers(0, LARGEST_ID)),
     ),
 )
 _EXACTLY = _info(
     AcceptExactly.name,
     "drafts num_accepted recorded tokens, then junk",
-    _RECORDS,
+    RECORDS,
     OptionInfo(
         name="num_accepted",
         default=0,
         doc="drafts to be accepted, tokens",
-        rule=integers(0, _LARGEST_ID),
+        rule=integers(0, LARGEST_ID),
     ),
 )
 _RAGGED = _info(
     RaggedProposer.name,
     "drafts 0..k tokens by a seeded schedule, recorded ones and junk mixed",
-    _RECORDS,
+    RECORDS,
     OptionInfo(name="seed", default=0, doc="seed of the schedule", rule=integers(0, 2**63 - 1)),
     OptionInfo(
         name="true_fraction",
@@ -87,11 +87,12 @@ _RAGGED = _info(
 _EMPTY = _info(EmptyProposer.name, "never drafts")
 
 
-def _records(options: Mapping[str, object]) -> Records | None:
+def records_of(options: Mapping[str, object]) -> Records | None:
+    """The recording among a script's options."""
     return cast(Records | None, options["records"])
 
 
-def _at_most(proposer: str, options: Mapping[str, object], key: str, high: int) -> int:
+def at_most(proposer: str, options: Mapping[str, object], key: str, high: int) -> int:
     """An integer option whose upper limit only the runtime knows."""
     rule, value = integers(0, high), options[key]
     if not rule.accepts(value):
@@ -100,25 +101,27 @@ def _at_most(proposer: str, options: Mapping[str, object], key: str, high: int) 
 
 
 def _build_oracle(options: Mapping[str, object], runtime: Runtime) -> OracleProposer:
-    return OracleProposer(vocab_size=runtime.vocab_size, records=_records(options))
+    return OracleProposer(vocab_size=runtime.vocab_size, records=records_of(options))
 
 
 def _build_junk(options: Mapping[str, object], runtime: Runtime) -> JunkProposer:
     token_id = None
     if options["token_id"] is not None:
-        token_id = _at_most(_JUNK.name, options, "token_id", runtime.vocab_size - 1)
-    return JunkProposer(vocab_size=runtime.vocab_size, records=_records(options), token_id=token_id)
+        token_id = at_most(_JUNK.name, options, "token_id", runtime.vocab_size - 1)
+    return JunkProposer(
+        vocab_size=runtime.vocab_size, records=records_of(options), token_id=token_id
+    )
 
 
 def _build_exactly(options: Mapping[str, object], runtime: Runtime) -> AcceptExactly:
-    num_accepted = _at_most(_EXACTLY.name, options, "num_accepted", runtime.max_draft_tokens)
-    return AcceptExactly(num_accepted, vocab_size=runtime.vocab_size, records=_records(options))
+    num_accepted = at_most(_EXACTLY.name, options, "num_accepted", runtime.max_draft_tokens)
+    return AcceptExactly(num_accepted, vocab_size=runtime.vocab_size, records=records_of(options))
 
 
 def _build_ragged(options: Mapping[str, object], runtime: Runtime) -> RaggedProposer:
     return RaggedProposer(
         vocab_size=runtime.vocab_size,
-        records=_records(options),
+        records=records_of(options),
         seed=cast(int, options["seed"]),
         true_fraction=cast(float, options["true_fraction"]),
     )
@@ -128,10 +131,8 @@ def _build_empty(options: Mapping[str, object], runtime: Runtime) -> EmptyPropos
     return EmptyProposer(vocab_size=runtime.vocab_size)
 
 
-SPECS = (
-    ProposerSpec(info=_ORACLE, factory=_build_oracle),
-    ProposerSpec(info=_JUNK, factory=_build_junk),
-    ProposerSpec(info=_EXACTLY, factory=_build_exactly),
-    ProposerSpec(info=_RAGGED, factory=_build_ragged),
-    ProposerSpec(info=_EMPTY, factory=_build_empty),
-)
+ORACLE = ProposerSpec(info=_ORACLE, factory=_build_oracle)
+JUNK = ProposerSpec(info=_JUNK, factory=_build_junk)
+ACCEPT_EXACTLY = ProposerSpec(info=_EXACTLY, factory=_build_exactly)
+RAGGED = ProposerSpec(info=_RAGGED, factory=_build_ragged)
+EMPTY = ProposerSpec(info=_EMPTY, factory=_build_empty)

@@ -12,99 +12,26 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from capture.buffers import BufferSpec
 from capture.manager import CaptureManager
 from capture.shapes import ShapeKey
-from proposers.base import Draft, ProposeInputs, StatelessProposer, TokenArray
-from proposers.device import Activations, Architecture, DraftRuntime, PrefillInputs, Rows
+from proposers.base import NO_TOKEN, Draft, ProposeInputs, StatelessProposer, TokenArray
+from proposers.chain import INPUTS, LOOP, TIER
+from proposers.device import Activations, DraftRuntime, PrefillInputs, Rows
 from proposers.requests import GREEDY, WORDS, write_requests
+from proposers.window import HostViews, Layout, Window, write_loop, write_rows
 
 Tensor = torch.Tensor
 Views = Mapping[str, Tensor]
-HostViews = Mapping[str, npt.NDArray[Any]]
 
-TIER: Final = "draft"
-MAX_FILL_ROWS: Final = 256  # rows of one forward outside the table
 logger = logging.getLogger(__name__)
-
-_INPUTS = ("token_ids", "positions", "slot_mapping", "block_table", "query_start_loc")
-
-
-def chain_buffers(
-    architecture: Architecture, *, vocab_size: int, target_vocab: int, draft_sampling: str
-) -> list[BufferSpec]:
-    """What every chain needs beside the target's buffers.
-
-    Args:
-        architecture: of the draft's layers.
-        vocab_size: columns of its logits.
-        target_vocab: columns of the distributions that it hands over.
-    """
-    q_size = architecture.num_heads * architecture.head_dim
-    kv_size = architecture.num_kv_heads * architecture.head_dim
-    hidden = architecture.hidden_size
-    drawn = [
-        BufferSpec(
-            name="draft.probs",
-            shape=("T", target_vocab),
-            dtype=torch.float32,
-            role="output",
-            cells_only=True,
-        )
-    ]
-    return [
-        scratch("hidden", hidden),
-        scratch("normed", hidden),
-        scratch("qkv", q_size + 2 * kv_size),
-        scratch("attended", q_size),
-        scratch("activated", architecture.intermediate_size),
-        _by_request("state", (hidden,), torch.float32, "scratch"),
-        _by_request("logits", (vocab_size,), torch.float32, "scratch"),
-        _by_request("chosen", (), torch.int32, "scratch"),
-        _by_request("last_rows", (), torch.int32, "input"),
-        _by_request("requests", (WORDS,), torch.int32, "input"),
-        BufferSpec(name="draft.loop_start", shape=("R+1",), dtype=torch.int32, role="input"),
-        _by_cell("loop_positions", "input"),
-        _by_cell("loop_slots", "input"),
-        _by_cell("drafts", "output"),
-        *(drawn if draft_sampling == "probabilistic" else ()),
-    ]
-
-
-def scratch(name: str, width: int) -> BufferSpec:
-    """An activation `draft.NAME` [T, width] fp32."""
-    return BufferSpec(name=f"draft.{name}", shape=("T", width), dtype=torch.float32, role="scratch")
-
-
-def _by_request(name: str, shape: tuple[int, ...], dtype: torch.dtype, role: Any) -> BufferSpec:
-    return BufferSpec(
-        name=f"draft.{name}", shape=("R", *shape), dtype=dtype, role=role, cells_only=True
-    )
-
-
-def _by_cell(name: str, role: Any) -> BufferSpec:
-    """[T] int32: one number for each request and column of a cell."""
-    return BufferSpec(
-        name=f"draft.{name}", shape=("T",), dtype=torch.int32, role=role, cells_only=True
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Rows of a batch to run: slots [starts, ends) of each request, none where they are equal."""
-
-    token_ids: Sequence[TokenArray]
-    block_table: TokenArray
-    starts: TokenArray
-    ends: TokenArray
 
 
 class ModelBasedProposer(StatelessProposer, ABC):
@@ -124,6 +51,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
     graph_safe = True
     needs_hidden_states = False
     produces_probs = True
+    suspects = "the checkpoint, which may be of another target"
 
     def __init__(
         self,
@@ -141,10 +69,16 @@ class ModelBasedProposer(StatelessProposer, ABC):
         self.shift = shift
         self.lookahead = lookahead
         self.max_len = min(max_len, runtime.max_model_len)
-        self._num_embeddings = num_embeddings
+        self._layout = Layout(
+            block_size=runtime.block_size,
+            max_model_len=runtime.max_model_len,
+            shift=shift,
+            num_embeddings=num_embeddings,
+        )
         self._tokens = tokens
         self._manager: CaptureManager | None = None
         self._host: dict[tuple[int, int], HostViews] = {}
+        self._rows: dict[tuple[int, int], Rows] = {}
         if self.max_len < runtime.max_model_len:
             logger.warning(
                 "proposer %s drafts for histories up to %d tokens, the limit of its checkpoint; "
@@ -153,6 +87,10 @@ class ModelBasedProposer(StatelessProposer, ABC):
                 self.max_len,
                 runtime.max_model_len,
             )
+
+    def variants(self) -> Iterator[tuple[str, ModelBasedProposer]]:
+        """Other readings of the checkpoint, for the check at load; see `ModelProposer`."""
+        yield from ()
 
     # ---- the architecture ----
 
@@ -176,9 +114,21 @@ class ModelBasedProposer(StatelessProposer, ABC):
         """How many of a request's drafts have KV that stays valid where they are accepted."""
         return 0
 
-    def _num_loop_rows(self, allowance: int, k: int) -> int:
+    def num_loop_rows(self, allowance: int, k: int) -> int:
         """Drafts of a request that are run on: for the next one's sake, or to keep their KV."""
-        return max(allowance - 1, self.num_kept_drafts(allowance, k), 0)
+        return max(allowance - 1, self.num_kept_drafts(allowance, k))
+
+    def _loop_rows(self, counts: TokenArray, k: int) -> list[int]:
+        """The same of each request; none where nothing is drafted."""
+        return [self.num_loop_rows(count, k) if count else 0 for count in counts.tolist()]
+
+    def deepen(self, depth: int, views: Views, rows: Rows, activations: Activations) -> Tensor:
+        """Run deeper layers over rows that `extend` has run; returns their states. Captured.
+
+        Args:
+            depth: from 1 to lookahead - shift; the rows' tokens are so many further on.
+        """
+        raise AssertionError(f"proposer {self.name} has no layer {depth} behind its first")
 
     def advance(self, step: int, views: Views, window: Views) -> None:
         """From the draft of `step` to the state that the next one is chosen from. Captured."""
@@ -208,35 +158,40 @@ class ModelBasedProposer(StatelessProposer, ABC):
     def _num_rows(self, key: ShapeKey) -> int:
         """Rows that a chain runs, padding included."""
         k = key.query_len - 1
-        return key.num_reqs * (self.width(k) + k - 1)
+        return key.num_reqs * (self.width(k) + self.num_loop_rows(k, k))
 
     def _chain(self, views: Views) -> None:
-        """The captured step: extend, then choose and advance k times."""
+        """The captured step: extend, then choose and advance k times.
+
+        Deeper layers are run where fewer drafts are wanted, too: for their KV.
+        """
         ops = self.ops
         num_reqs, k = len(views["block_table"]), _num_drafts(views)
         window = self._window_views(num_reqs, k)
         state, activations = views["draft.state"], self.runtime.activations(views, num_reqs)
         behind = self.extend(window, self._window_rows(window), self._activations(window))
         ops.take_rows(state, behind, views["draft.last_rows"])
-        for step in range(k):
-            self.logits(views["draft.logits"], state, activations)
-            ops.choose(
-                views["draft.chosen"],
-                views["draft.drafts"],
-                views.get("draft.probs"),
-                views["draft.logits"],
-                self._tokens,
-                views["draft.requests"],
-                step,
-            )
-            if step + 1 < k:
+        num_steps = max(k, self.lookahead - self.shift + 1)
+        for step in range(num_steps):
+            if step < k:
+                self.logits(views["draft.logits"], state, activations)
+                ops.choose(
+                    views["draft.chosen"],
+                    views["draft.drafts"],
+                    views.get("draft.probs"),
+                    views["draft.logits"],
+                    self._tokens,
+                    views["draft.requests"],
+                    step,
+                )
+            if step + 1 < num_steps:
                 self.advance(step, views, window)
 
     def _window_views(self, num_reqs: int, k: int) -> Views:
         return self.runtime.buffers.cell(ShapeKey(num_reqs, self.width(k), TIER))
 
     def _window_rows(self, views: Views) -> Rows:
-        return self.runtime.rows(*(views[name] for name in _INPUTS))
+        return self.runtime.rows(*(views[name] for name in INPUTS))
 
     def _activations(self, views: Views) -> Activations:
         return self.runtime.activations(views, len(views["token_ids"]))
@@ -244,14 +199,16 @@ class ModelBasedProposer(StatelessProposer, ABC):
     # ---- steps ----
 
     def prefill(self, inputs: PrefillInputs) -> TokenArray:
-        """Fill the draft KV of prompt rows, as far as the tokens are known."""
+        """Fill the draft KV of prompt rows, as far as the tokens are known.
+
+        In all no more rows than the target has run and a forward's worth: what is missing further
+        back is caught up step by step.
+        """
         lengths = np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32)
-        known = np.minimum(lengths, self.max_len) - self.lookahead
-        ends: TokenArray = np.maximum(
-            np.minimum(inputs.num_slots, known), inputs.num_cached
-        ).astype(np.int32)
-        self._fill(_Window(inputs.token_ids, inputs.block_table, inputs.num_cached, ends))
-        return ends
+        known = np.where(lengths < self.max_len, lengths - self.lookahead, 0)
+        ends = np.minimum(inputs.num_slots, known)
+        window = Window(inputs.token_ids, inputs.block_table, inputs.num_cached, ends)
+        return self._fill(window, inputs.num_new_rows + self.runtime.max_fill_rows)
 
     def propose(self, inputs: ProposeInputs) -> Draft:
         """Draft for every request that has room, in one replay."""
@@ -261,26 +218,46 @@ class ModelBasedProposer(StatelessProposer, ABC):
         k, num_reqs = inputs.k, inputs.num_reqs
         lengths = np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32)
         ends = lengths - self.shift
-        counts = np.where((ends > 0) & (lengths + k <= self.max_len), inputs.num_draft_tokens, 0)
+        room = np.clip(self.max_len - lengths, 0, None)
+        counts = np.where(ends > 0, np.minimum(inputs.num_draft_tokens, room), 0)
+        starts = np.where(counts > 0, np.maximum(ends - self.width(k), 0), 0)
+        gap = Window(inputs.token_ids, cache.block_table, cache.num_cached, starts)
+        filled = self._fill(gap, self.runtime.max_fill_rows)
+        counts = np.where(filled < starts, 0, counts)  # what is left of a gap is for the next step
         live = counts > 0
         if not live.any():
-            return Draft.empty(num_reqs, k)
-        ends = np.where(live, ends, cache.num_cached)
-        starts = np.maximum(ends - self.width(k), 0)
-        gap = _Window(inputs.token_ids, cache.block_table, cache.num_cached, starts)
-        self._fill(gap)
+            return replace(Draft.empty(num_reqs, k), num_cached=filled)
+        ends = np.where(live, ends, filled)
         key = self._manager.dispatch(num_reqs, k, TIER)
         assert key.query_len == k + 1, f"no cell of {k} drafts"
         # At least the last row is run, for the state behind it.
-        starts = np.where(live, np.minimum(np.maximum(starts, cache.num_cached), ends - 1), ends)
-        window = _Window(inputs.token_ids, cache.block_table, starts, ends)
+        starts = np.where(live, np.minimum(np.maximum(starts, filled), ends - 1), ends)
+        window = Window(inputs.token_ids, cache.block_table, starts, ends)
         self._write(key, window, inputs, counts)
-        num_loop_rows = sum(self._num_loop_rows(int(count), k) for count in counts[live])
-        num_tokens = int((ends - starts)[live].sum()) + num_loop_rows
+        num_tokens = int((ends - starts).sum()) + sum(self._loop_rows(counts, k))
         self._manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         kept = [self.num_kept_drafts(int(count), k) for count in counts]
-        cached = np.where(live, lengths - self.lookahead + kept, cache.num_cached)
-        return self._read(key, counts, cached)
+        cached = np.where(live, lengths - self.lookahead + kept, 0)
+        return self._read(key, counts, np.maximum(cached, filled))
+
+    def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
+        """The likeliest first draft at every place of a text, teacher-forced."""
+        found = np.full(len(token_ids), NO_TOKEN, dtype=np.int32)
+        end = np.array([len(token_ids) - self.lookahead], dtype=np.int32)
+        window = Window([token_ids], block_table[None], np.zeros_like(end), end)
+        for start, views, states in self._run_window(window):
+            ids = torch.cat([self._likeliest(views, part) for part in states.split(1)])
+            # A row tells what follows the last token that it has seen.
+            first = int(start[0]) + self.shift
+            found[first : first + len(ids)] = ids.numpy()
+        return found
+
+    def _likeliest(self, views: Views, state: Tensor) -> Tensor:
+        """The likeliest token [1] by a state [1, hidden]."""
+        out = self.runtime.buffers.cell(ShapeKey(1, 2, TIER))["draft.logits"]
+        self.logits(out, state, self.runtime.activations(views, 1))
+        column = out.argmax(-1)
+        return column if self._tokens is None else self._tokens[column]
 
     def _read(self, key: ShapeKey, counts: TokenArray, num_cached: npt.NDArray[Any]) -> Draft:
         num_reqs, k = len(counts), key.query_len - 1
@@ -289,7 +266,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         drafts[np.arange(k) >= counts[:, None]] = -1
         probs = views.get("draft.probs")
         if probs is not None:
-            probs = probs.view(key.num_reqs, key.query_len, -1)[:num_reqs, :k]
+            probs = probs.view(key.num_reqs, key.query_len, -1)[:num_reqs, :k].clone()
         return Draft(
             token_ids=drafts,
             num_draft_tokens=counts.astype(np.int32),
@@ -297,34 +274,39 @@ class ModelBasedProposer(StatelessProposer, ABC):
             num_cached=num_cached.astype(np.int32),
         )
 
-    def _fill(self, window: _Window) -> None:
-        """Run rows beside the table, in forwards of a bounded size, in order."""
+    def _fill(self, window: Window, most_rows: int) -> TokenArray:
+        """Run rows beside the table, for their KV; returns the slots of each that are valid now."""
         assert self._manager is not None, f"proposer {self.name} has not been captured"
+        part = window.within(most_rows)
+        for _ in self._run_window(part):
+            self._manager.count_eager(f"fill:{self.name}")
+        return np.maximum(part.ends, window.starts)
+
+    def _run_window(self, window: Window) -> Iterator[tuple[TokenArray, Views, Tensor]]:
+        """Run rows in forwards of a bounded size, in order; gives first slots, views and states."""
         most_reqs, starts = self.runtime.max_num_seqs, window.starts.copy()
         while (left := np.maximum(window.ends - starts, 0)).any():
             chosen = np.flatnonzero(left)[:most_reqs]
-            room = MAX_FILL_ROWS - np.concatenate(([0], np.cumsum(left[chosen])[:-1]))
+            room = self.runtime.max_fill_rows - np.concatenate(([0], np.cumsum(left[chosen])[:-1]))
             takes = np.minimum(left[chosen], np.maximum(room, 0))
             chosen, takes = chosen[takes > 0], takes[takes > 0]
-            part = _Window(
-                [window.token_ids[index] for index in chosen],
-                window.block_table[chosen],
-                starts[chosen],
-                starts[chosen] + takes,
-            )
+            part = window.part(chosen, starts[chosen], starts[chosen] + takes)
             views = self.runtime.buffers.prefill(num_reqs=len(chosen), num_tokens=int(takes.sum()))
-            host = {name: views[name].numpy() for name in _INPUTS}
-            self._write_rows(host, part, np.concatenate(([0], np.cumsum(takes))))
-            rows = self._window_rows(views)
+            host = {name: views[name].numpy() for name in INPUTS}
+            offsets = np.concatenate(([0], np.cumsum(takes)))
+            write_rows(host, part, offsets, self._layout)
+            rows, activations = self._window_rows(views), self._activations(views)
             self.runtime.plan(rows)
-            self.extend(views, rows, self._activations(views))
-            self._manager.count_eager(f"fill:{self.name}")
+            yield part.starts, views, self.extend(views, rows, activations)
+            for depth in range(1, self.lookahead - self.shift + 1):
+                write_rows(host, part, offsets, self._layout, depth)
+                self.deepen(depth, views, rows, activations)
             starts[chosen] += takes
 
     # ---- inputs ----
 
     def _write(
-        self, key: ShapeKey, window: _Window, inputs: ProposeInputs, counts: TokenArray
+        self, key: ShapeKey, window: Window, inputs: ProposeInputs, counts: TokenArray
     ) -> None:
         """Fill a cell's inputs, padding included."""
         k, num_reqs, width = inputs.k, inputs.num_reqs, self.width(inputs.k)
@@ -332,7 +314,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         for name in ("token_ids", "positions", "slot_mapping", "block_table"):
             views[name][...] = 0
         starts = np.arange(key.num_reqs + 1, dtype=np.int32) * width
-        self._write_rows(views, window, starts)
+        write_rows(views, window, starts, self._layout)
         views["query_start_loc"][:] = starts
         views["draft.last_rows"][:] = starts[:-1]
         live = np.maximum(window.ends - window.starts, 1) - 1
@@ -341,55 +323,22 @@ class ModelBasedProposer(StatelessProposer, ABC):
         lengths = [len(tokens) for tokens in inputs.token_ids]
         write_requests(views["draft.requests"].reshape(key.num_reqs, WORDS), sampling, lengths)
         views["draft.loop_start"][:] = np.arange(key.num_reqs + 1)
-        self._write_loop(views, window, counts, key)
-        window_views = self._window_views(key.num_reqs, k)
-        self.runtime.plan(self._window_rows(window_views))
-
-    def _write_rows(
-        self, views: HostViews, window: _Window, query_start_loc: npt.NDArray[Any]
-    ) -> None:
-        """The slots of the window, each request's from its own start on; tokens, where, whose."""
-        size = self.runtime.block_size
-        views["block_table"][: len(window.starts)] = window.block_table
-        views["query_start_loc"][: len(query_start_loc)] = query_start_loc
-        for index, (start, end) in enumerate(zip(window.starts, window.ends, strict=True)):
-            slots = np.arange(start, end, dtype=np.int32)
-            first = query_start_loc[index]
-            part = slice(first, first + len(slots))
-            tokens = window.token_ids[index][slots + self.shift]
-            views["token_ids"][part] = np.minimum(tokens, self._num_embeddings - 1)
-            views["positions"][part] = slots
-            blocks = window.block_table[index, slots // size]
-            views["slot_mapping"][part] = blocks * size + slots % size
-
-    def _write_loop(
-        self, views: HostViews, window: _Window, counts: TokenArray, key: ShapeKey
-    ) -> None:
-        """Where the drafts' own rows lie: behind the window, as far as rows are reserved."""
-        size, num_reqs = self.runtime.block_size, len(counts)
-        steps = np.arange(key.query_len, dtype=np.int32)[:, None]
-        places = window.ends + steps  # [k + 1, num_reqs]
-        # Beyond the rows that count there is no slot; what is computed there reaches nobody.
-        k = key.query_len - 1
-        last = window.ends + [self._num_loop_rows(int(count), k) for count in counts]
-        positions = np.minimum(places, self.runtime.max_model_len - 1)
-        blocks = np.take_along_axis(window.block_table, positions.T // size, axis=1).T
-        slots = np.where(places < last, blocks * size + positions % size, 0)
-        for name, values in (("loop_positions", positions), ("loop_slots", slots)):
-            view = views[f"draft.{name}"].reshape(key.query_len, key.num_reqs)
-            view[...] = 0
-            view[:, :num_reqs] = values
+        shape = (key.query_len, key.num_reqs)
+        loop = {name: views[name].reshape(shape) for name in LOOP}
+        write_loop(loop, window, self._loop_rows(counts, k), self._layout)
+        self.runtime.plan(self._rows[key.num_reqs, k])
 
     def _host_views(self, num_reqs: int, k: int) -> HostViews:
         """Inputs of a cell as numpy writes them, those of the window in the window's shape."""
         if (num_reqs, k) not in self._host:
             views = dict(self.runtime.buffers.cell(ShapeKey(num_reqs, k + 1, TIER)))
             window = self._window_views(num_reqs, k)
-            views |= {name: window[name] for name in _INPUTS}
+            views |= {name: window[name] for name in INPUTS}
             names = [
                 name for name, spec in self.runtime.buffers.specs.items() if spec.role == "input"
             ]
             self._host[num_reqs, k] = {name: views[name].numpy() for name in names}
+            self._rows[num_reqs, k] = self._window_rows(window)
         return self._host[num_reqs, k]
 
     def _prepare(self, key: ShapeKey, variant: int) -> None:
@@ -397,7 +346,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         views = self._host_views(key.num_reqs, key.query_len - 1)
         width = self.width(key.query_len - 1)
         for name, spec in self.runtime.buffers.specs.items():
-            if spec.role == "input" and (name in _INPUTS or name.startswith("draft.")):
+            if spec.role == "input" and (name in INPUTS or name.startswith("draft.")):
                 views[name][...] = spec.fill
         views["token_ids"][:] = variant
         views["query_start_loc"][:] = np.arange(key.num_reqs + 1) * width

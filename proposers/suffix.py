@@ -44,6 +44,7 @@ INFO = ProposerInfo(
     name="suffix",
     summary="follows what most often came after the newest tokens, here and in earlier outputs",
     kind="host",
+    longest_match=24,
     options=(
         OptionInfo(
             name="max_match_length",
@@ -97,6 +98,7 @@ class _Request:
     """What is known of a request that has been drafted for."""
 
     tree: SuffixTree
+    is_private: bool  # it has a cache salt, so that nothing of it reaches others
     output: list[int] = field(default_factory=list)  # verified since the first draft
 
 
@@ -124,12 +126,17 @@ class SuffixProposer(HostProposer):
 
     def propose(self, inputs: ProposeInputs) -> Draft:
         """Drafts [num_reqs, k]; a row without a match, or without an allowance, is empty."""
+        salts = inputs.cache_salts or [None] * inputs.num_reqs
         guesses = [
-            self._guess(self._follow(request_id, token_ids), token_ids, allowance)
+            self._guess(self._follow(request_id, token_ids, salt), token_ids, allowance)
             if allowance
             else _NO_GUESS
-            for request_id, token_ids, allowance in zip(
-                inputs.request_ids, inputs.token_ids, inputs.num_draft_tokens.tolist(), strict=True
+            for request_id, token_ids, salt, allowance in zip(
+                inputs.request_ids,
+                inputs.token_ids,
+                salts,
+                inputs.num_draft_tokens.tolist(),
+                strict=True,
             )
         ]
         return Draft.from_rows(
@@ -138,20 +145,22 @@ class SuffixProposer(HostProposer):
             match_lengths=[guess.match_length for guess in guesses],
         )
 
-    def _follow(self, request_id: str, token_ids: TokenArray) -> SuffixTree:
-        """The request's tree, brought up to its history [num_tokens]."""
+    def _follow(self, request_id: str, token_ids: TokenArray, salt: str | None) -> _Request:
+        """The request, its tree brought up to its history [num_tokens]."""
         request = self._requests.get(request_id)
         # One memcmp tells a reused request id or a shortened history from a grown one, exactly.
         if request is None or not request.tree.is_start_of(token_ids):
-            request = _Request(SuffixTree(self._max_match_length))
+            request = _Request(SuffixTree(self._max_match_length), is_private=salt is not None)
             self._requests[request_id] = request
         request.tree.append(token_ids[len(request.tree) :])
-        return request.tree
+        return request
 
-    def _guess(self, own: SuffixTree, token_ids: TokenArray, allowance: int) -> _Guess:
+    def _guess(self, request: _Request, token_ids: TokenArray, allowance: int) -> _Guess:
         """The better of the paths in both trees; of equal ones the request's own."""
-        best = _NO_GUESS
-        for tree, discount in ((own, 0), (self._shared, _SHARED_DISCOUNT)):
+        best, trees = _NO_GUESS, [(request.tree, 0)]
+        if not request.is_private:
+            trees.append((self._shared, _SHARED_DISCOUNT))
+        for tree, discount in trees:
             match_length, places = tree.find(token_ids)
             trusted = match_length - discount
             if trusted < self._min_match_length:
@@ -166,7 +175,7 @@ class SuffixProposer(HostProposer):
         """Keep the output of requests that are drafted for, for the shared tree."""
         for request_id, token_ids in zip(commit.request_ids, commit.token_ids, strict=True):
             request = self._requests.get(request_id)
-            if request is not None:
+            if request is not None and not request.is_private:
                 request.output.extend(token_ids)
 
     def forget(self, request_ids: Sequence[str]) -> None:

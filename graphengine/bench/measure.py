@@ -48,12 +48,21 @@ class BatchRun:
         return self.num_tokens / self.num_steps if self.num_steps else 0.0
 
 
-def run_batch(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> BatchRun:
-    """Run the prompts to their ends; nothing else may be in the engine."""
+def run_batch(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+) -> BatchRun:
+    """Run the prompts to their ends; nothing else may be in the engine.
+
+    Args:
+        params: one for all prompts, or one each.
+    """
     assert not engine.has_unfinished_requests(), "a measured engine must have no other requests"
     request_ids = [f"bench-{index}" for index in range(len(prompts))]
-    for request_id, prompt in zip(request_ids, prompts, strict=True):
-        engine.add_request(request_id, prompt, params)
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    for request_id, prompt, one in zip(request_ids, prompts, each, strict=True):
+        engine.add_request(request_id, prompt, one)
     timer = DecodeTimer(len(prompts))
     last: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():

@@ -25,7 +25,8 @@ from graphengine.models.locate import DEMO_MODEL
 from graphengine.models.sampling_defaults import SamplingDefaults
 from graphengine.sampling.params import SamplingParams
 
-_ENGINE, _CAPTURE, _CACHE, _SAMPLING = "Engine", "Capture", "KV cache", "Sampling"
+_SPECULATION, _ENGINE, _CAPTURE = "Speculation", "Engine", "Capture"
+_CACHE, _SAMPLING = "KV cache", "Sampling"
 
 Model = Annotated[
     str,
@@ -49,12 +50,33 @@ class EngineOptions:
     speculate: Annotated[
         str | None,
         _option(
-            "Speculation",
+            _SPECULATION,
             "--speculate",
             "off, NAME, or NAME:K for at most K drafts a step (`graphengine proposers`). "
             "Default: what GRAPHENGINE_SPECULATE says, else off.",
             "METHOD[:K]",
             alias="--proposer",
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        _option(_SPECULATION, "--draft-model", "Checkpoint of a proposer with a model.", "PATH"),
+    ] = None
+    override: Annotated[
+        str | None,
+        _option(
+            _SPECULATION,
+            "--override",
+            "ngram or suffix: where it finds a long match, its drafts replace the model's.",
+            "NAME",
+        ),
+    ] = None
+    self_check: Annotated[
+        str | None,
+        _option(
+            _SPECULATION,
+            "--self-check",
+            "error, warn or off: what to do where a draft model accepts near chance at start.",
         ),
     ] = None
     dtype: Annotated[str, _option(_ENGINE, "--dtype", "auto, bfloat16 or float32.")] = "auto"
@@ -120,7 +142,7 @@ class EngineOptions:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             numerics=cast(Numerics, self.numerics),
-            speculative=self.speculate,
+            speculative=self._speculative(),
             capture=self._capture(),
             cache=CacheConfig(
                 block_size=self.block_size,
@@ -161,6 +183,20 @@ class EngineOptions:
             )
         speculative = SpeculativeConfig.resolve(config.speculative) or SpeculativeConfig("ngram")
         return dataclasses.replace(config, speculative=speculative)
+
+    def _speculative(self) -> SpeculativeConfig | str | None:
+        flags = {"model": self.draft_model, "override": self.override}
+        flags |= {"self_check": self.self_check}
+        given = {name: value for name, value in flags.items() if value is not None}
+        if not given:
+            return self.speculate
+        config = SpeculativeConfig.resolve(self.speculate, **given)
+        if config is None:
+            raise ValueError(
+                "--draft-model, --override and --self-check are for proposers that carry a model; "
+                "name one with --speculate NAME"
+            )
+        return config
 
     def _capture(self) -> CaptureConfig:
         file = self.capture_config

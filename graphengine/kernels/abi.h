@@ -64,6 +64,7 @@ EXPORT void reject_rows(int32_t* target_ids, const float* processed, const float
 EXPORT void row_logprobs(int32_t* ids, float* values, int32_t* ranks, const float* logits,
                          const int32_t* target_ids, int64_t T, int64_t V, int64_t width);
 EXPORT void take_rows(float* out, const float* x, const int32_t* rows, int64_t R, int64_t H);
+EXPORT void zero_first(float* out, const int32_t* positions, int64_t T, int64_t H);
 EXPORT void concat_rows(float* out, const float* a, const float* b, int64_t T, int64_t A, int64_t B);
 EXPORT void shift_tokens(int32_t* out, const int32_t* token_ids, const int32_t* last_rows,
                          const int32_t* newest, int64_t R, int64_t width);

@@ -126,6 +126,13 @@ void take_rows(float* out, const float* x, const int32_t* rows, int64_t R, int64
   });
 }
 
+void zero_first(float* out, const int32_t* positions, int64_t T, int64_t H) {
+  launch(T * H, [=](const Team& team) {
+    for (int64_t t = team.begin(T); t < team.end(T); t++)
+      if (positions[t] == 0) std::memset(out + t * H, 0, H * sizeof(float));
+  });
+}
+
 void concat_rows(float* out, const float* a, const float* b, int64_t T, int64_t A, int64_t B) {
   launch(T * (A + B), [=](const Team& team) {
     for (int64_t t = team.begin(T); t < team.end(T); t++) {

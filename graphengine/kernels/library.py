@@ -98,6 +98,7 @@ FUNCTIONS: Final = MappingProxyType(
             ),
             _function("row_logprobs", "ids values ranks logits target_ids", "T V width"),
             _function("take_rows", "out x rows", "R H"),
+            _function("zero_first", "out positions", "T H"),
             _function("concat_rows", "out a b", "T A B"),
             _function("shift_tokens", "out token_ids last_rows newest", "R width"),
             _function(

@@ -181,6 +181,10 @@ class Block:
         """[hidden] fp32; what it normalises is the caller's business."""
         return self.weights.input_norm
 
+    def inputs(self) -> tuple[Tensor]:
+        """Matrices [n, input_size] that read what `attend` is given."""
+        return (self.weights.qkv,)
+
     def destinations(self) -> dict[str, Tensor]:
         """Name within the layer -> the tensor or view it is loaded into."""
         return self.weights.destinations(self._config)

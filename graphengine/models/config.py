@@ -114,6 +114,8 @@ class ModelConfig:
             smaller than `max_position_embeddings`.
         eos_token_ids: Ids that end generation; empty when the checkpoint names none.
         dtype: The dtype that the checkpoint asks to be run in.
+        num_mtp_layers: Layers for multi-token prediction that lie in the checkpoint beside the
+            model's own; the model does without them.
     """
 
     architecture: str
@@ -135,6 +137,7 @@ class ModelConfig:
     sliding_window: int | None
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
+    num_mtp_layers: int = 0
 
     @property
     def q_size(self) -> int:

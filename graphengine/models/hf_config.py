@@ -63,10 +63,11 @@ _INERT_VALUES: Mapping[str, tuple[object, ...]] = {
     "use_bidirectional_attention": (False,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
-    "num_nextn_predict_layers": (0,),
     "text_config": (),
     "vision_config": (),
 }
+# How many layers for multi-token prediction the checkpoint has beside the model's own.
+_MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Families of settings that only models of another kind have, whatever each is called.
 _FOREIGN_KEY = re.compile(r"expert|moe(_|$)|softcap|shared_kv|kv_lora|q_lora")
 
@@ -116,6 +117,7 @@ def read_hf_config(
         sliding_window=_sliding_window(values, arch, num_layers, max_positions),
         eos_token_ids=_eos_ids(values.get("eos_token_id"), (generation or {}).get("eos_token_id")),
         dtype=_dtype(raw, fallback_dtype),
+        num_mtp_layers=_num_mtp_layers(raw),
     )
 
 
@@ -163,11 +165,23 @@ def _refuse_unsupported(raw: Mapping[str, Any], arch: Architecture) -> None:
     auto_map = raw.get("auto_map") or {}
     if not isinstance(auto_map, dict):
         raise ValueError(f"config.json: auto_map must be an object, got {auto_map!r}")
-    if "AutoModelForCausalLM" in auto_map:
+    code = auto_map.get("AutoModelForCausalLM")
+    # Hubs put the repository before the class, behind two dashes.
+    if code is not None and str(code).rpartition("--")[2] != arch.published_as:
         raise ValueError(
             f"config.json: auto_map={auto_map!r} asks for the checkpoint's own model code, "
             f"which is never run; only the built-in {arch.name} is"
         )
+
+
+def _num_mtp_layers(raw: Mapping[str, Any]) -> int:
+    found = {key: raw[key] for key in _MTP_KEYS if raw.get(key) is not None}
+    for key, value in found.items():
+        if type(value) is not int or value < 0:
+            raise ValueError(f"config.json: {key} must be 0 or a positive integer, got {value!r}")
+    if len(set(found.values())) > 1:
+        raise ValueError(f"config.json: {' and '.join(found)} disagree: {found}")
+    return max(found.values(), default=0)
 
 
 def _head_dim(values: Values, hidden_size: int, num_heads: int) -> int:

@@ -8,23 +8,14 @@ drafts leave a gap. Owns the storage; who wants which states is said by the prop
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from copy import copy
 
 import torch
 
 from graphengine.kernels.ops import check_contiguous, kernel_suffix, native_op
+from proposers.device import Tap
 
 Tensor = torch.Tensor
-
-FINAL: Final = "final"
-# The residual stream after so many layers (0: the embedding), or what the output head reads: the
-# last of them behind the final norm.
-Tap = int | Literal["final"]
-
-
-def slot_bytes(num_taps: int, hidden_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one token's states."""
-    return num_taps * hidden_size * dtype.itemsize
 
 
 class HiddenStates:
@@ -40,7 +31,7 @@ class HiddenStates:
         storage: [num_blocks * block_size, len(taps) * hidden_size].
 
     Raises:
-        ValueError: no taps, or one twice.
+        ValueError: no taps, or one twice; or the memory cannot be had.
     """
 
     def __init__(
@@ -59,6 +50,12 @@ class HiddenStates:
         self._block_size = block_size
         self._hidden_size = hidden_size
         self._store = native_op(f"store_slots_{kernel_suffix(dtype)}")
+
+    def shifted(self, step: int) -> HiddenStates:
+        """The same storage, filled with what lies so many layers behind each tap."""
+        other = copy(self)
+        other.taps = tuple(tap + step if isinstance(tap, int) else tap for tap in self.taps)
+        return other
 
     def store(self, tap: Tap, x: Tensor, slot_mapping: Tensor) -> None:
         """Keep the rows x [T, hidden] fp32 of a tap, if anybody wants them. Captured."""

@@ -52,7 +52,7 @@ class LayerOps(Protocol):
         """out [T, hidden] = table[token_ids]; token_ids [T] int32, all in [0, vocab)."""
 
     def rms_norm(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
-        """out [T, hidden] = x / sqrt(mean(x^2) + eps) * weight; weight [hidden] fp32."""
+        """out [T, hidden] = x / sqrt(mean(x^2) + eps) * weight [hidden] fp32; x may be out."""
 
     def linear(
         self,

@@ -36,6 +36,9 @@ _ROWS = 1024
 
 # Tensors that old checkpoints carry and that the config already determines.
 _IGNORABLE = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+# Layers for multi-token prediction: by a prefix of their own, with an index where there are many.
+_MTP_PREFIX = re.compile(r"(model\.mtp_layers\.|model\.mtp\.layers\.|mtp\.layers\.)(\d+)\.")
+_MTP_SHARED = re.compile(r"mtp\.(?!layers\.)")
 
 Progress = Callable[[int, int, str], None]  # tensors done, tensors in all, name of the last
 
@@ -129,6 +132,7 @@ def _plan(
     All names are accounted for and all shapes are those of the destinations.
     """
     stored = {name for name in source.names() if not _IGNORABLE.search(name)}
+    stored -= _mtp_tensors(stored, config)
     plan = {name: name for name in destinations if name in stored}
     if config.tie_word_embeddings:
         if stored & {EMBEDDING, HEAD}:
@@ -156,6 +160,24 @@ def _plan(
                 f"implies {list(tensor.shape)}"
             )
     return plan
+
+
+def _mtp_tensors(stored: set[str], config: ModelConfig) -> set[str]:
+    """Names of the layers for multi-token prediction that the config says are there.
+
+    DeepSeek's count on behind the model's own. One is known by its `eh_proj`: an ordinary layer
+    behind the last is a num_hidden_layers that is too small.
+    """
+    behind = range(config.num_layers, config.num_layers + config.num_mtp_layers)
+    prefixes = tuple(f"model.layers.{index}." for index in behind)
+    known = tuple(prefix for prefix in prefixes if f"{prefix}eh_proj.weight" in stored)
+    return {
+        name
+        for name in stored
+        if name.startswith(known)
+        or ((match := _MTP_PREFIX.match(name)) and int(match[2]) < config.num_mtp_layers)
+        or (config.num_mtp_layers and _MTP_SHARED.match(name))
+    }
 
 
 def _check_tied(embedding: Tensor, source: WeightSource) -> None:

@@ -20,6 +20,8 @@ class Architecture:
         qkv_bias, o_bias: True or False: fixed by the class. None: the config's `attention_bias`
             says.
         has_mlp_bias: Whether the config's `mlp_bias` is read; otherwise it must be absent or false.
+        published_as: Module and class of the code that checkpoints bring (`auto_map`), where the
+            row stands for just that class; any other code is refused.
         window: How `sliding_window` applies: "none" (the class has no such thing), "uniform" (to
             every layer) or "layered" (from `use_sliding_window`, `max_window_layers` and
             `layer_types`).
@@ -34,6 +36,7 @@ class Architecture:
     qk_norm: bool
     window: Literal["none", "uniform", "layered"]
     defaults: Mapping[str, object] = field(default_factory=dict)
+    published_as: str | None = None
 
 
 COMMON_DEFAULTS: Mapping[str, object] = {
@@ -95,6 +98,19 @@ _ROWS = (
         qk_norm=True,
         window="layered",
         defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+    ),
+    # Qwen2 with layers for multi-token prediction. Its class has q, k and v biases whatever the
+    # config says; heads that are published under its name may have none, and say so.
+    Architecture(
+        name="MiMoForCausalLM",
+        model_type="mimo",
+        qkv_bias=None,
+        o_bias=False,
+        has_mlp_bias=False,
+        qk_norm=False,
+        window="layered",
+        defaults={**_QWEN_DEFAULTS, "attention_bias": True},
+        published_as="modeling_mimo.MiMoForCausalLM",
     ),
 )
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from proposers.base import Draft, ProposeInputs, Proposer
+from proposers.base import Draft, ProposeInputs, Proposer, TokenArray
+from proposers.device import ModelProposer, PrefillInputs
 from proposers.mock import MockProposer
 
 
@@ -97,3 +98,25 @@ class HostileProposer(MockProposer):
         draft.num_draft_tokens[:] = draft.num_draft_tokens // 2
         draft.token_ids[np.arange(inputs.k) >= draft.num_draft_tokens[:, None]] = -1
         return draft
+
+
+class HostileModelProposer(HostileProposer):
+    """The same around a proposer that carries a model, once an engine has built and captured it."""
+
+    def __init__(self, inner: ModelProposer, *, vocab_size: int, seed: int, share: float) -> None:
+        super().__init__(inner, vocab_size=vocab_size, seed=seed, share=share)
+        self.model = inner
+        self.graph_safe = True
+
+    def prefill(self, inputs: PrefillInputs) -> TokenArray:
+        filled = self.model.prefill(inputs)
+        if self.draw.random() < self.share / 4:
+            raise Mischief("prefill")
+        return filled
+
+    def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
+        return self.model.first_drafts(token_ids, block_table)
+
+    @property
+    def suspects(self) -> str:
+        return self.model.suspects

@@ -6,22 +6,27 @@ decoding of its requests, one at a time.
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from graphengine.engine import Engine
 from graphengine.request import answer_id
 from graphengine.sampling.params import SamplingParams
 from profiles.random_params import Favour, random_params
+from profiles.tiny_drafts import write_draft
 from proposers.base import Proposer
+from proposers.device import ModelProposer
 from proposers.mock import Records
 from proposers.ngram import NgramProposer
 from proposers.suffix import SuffixProposer
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup, scripted
-from tests.parity.hostile import HostileProposer
+from tests.parity.hostile import HostileModelProposer, HostileProposer
 from tests.tiny import ROPES, make_checkpoint
 
 HEADS = ((4, 2, 16), (6, 2, 24), (4, 1, 40), (8, 1, 8), (3, 3, 8), (2, 2, 64), (1, 1, 32))
@@ -57,9 +62,20 @@ class Case:
         return random.Random(self.seed)
 
     @cached_property
+    def number(self) -> int:
+        """Of the model."""
+        return self.draw.randrange(NUM_MODELS)
+
+    @cached_property
     def checkpoint(self) -> tuple[Path, int]:
         """Directory and vocabulary size."""
-        return random_checkpoint(self.root, self.draw.randrange(NUM_MODELS))
+        return random_checkpoint(self.root, self.number)
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether a layer of the model has no more than the common parameters."""
+        config = json.loads((self.checkpoint[0] / "config.json").read_text())
+        return config["model_type"] in ("llama", "mistral") and not config.get("attention_bias")
 
     @cached_property
     def setup(self) -> Setup:
@@ -147,6 +163,39 @@ class Case:
         harness.engine.close()
         return harness
 
+    @cached_property
+    def model_options(self) -> dict[str, Any]:
+        """A proposer that carries a model, and how it drafts; empty: a scripted one."""
+        draw, rejects = self.draw, self.setup.verification == "rejection"
+        if draw.random() < 0.6:
+            return {}
+        method, make = draw.choice(DRAFTS)
+        if method == "mtp" and not self.has_plain_layers:
+            return {}
+        drawn = ("greedy", "probabilistic") if rejects else ("greedy", "coupled")
+        return {
+            "method": method,
+            "model": str(make(self)),
+            "draft_sampling": draw.choice(drawn),
+            "override": draw.choice((None, None, "ngram", "suffix")),
+            "override_min_match": draw.randint(1, 5),
+            "self_check": "off",
+        }
+
+    def start(self) -> tuple[Engine, HostileProposer]:
+        """The engine of the case, and what drafts in it."""
+        if not self.model_options:
+            proposer = self.proposer()
+            return self.setup.start(self.checkpoint[0], proposer), proposer
+        engine = self.setup.start(self.checkpoint[0], **self.model_options)
+        assert isinstance(engine.proposer, ModelProposer)
+        share = self.draw.choice((0.0, 0.0, 0.1, 0.3))
+        hostile = HostileModelProposer(
+            engine.proposer, vocab_size=self.checkpoint[1], seed=self.seed, share=share
+        )
+        engine.proposer = hostile
+        return engine, hostile
+
     def proposer(self) -> HostileProposer:
         draw, vocab_size = self.draw, self.checkpoint[1]
         is_exact = self.setup.verification == "exact"
@@ -180,8 +229,12 @@ class Case:
         return HostileProposer(inner, vocab_size=vocab_size, seed=self.seed, share=share)
 
 
-def random_checkpoint(root: Path, number: int) -> tuple[Path, int]:
-    """One of `NUM_MODELS` models, made on first use, and its vocabulary size."""
+def random_checkpoint(root: Path, number: int, *, other: bool = False) -> tuple[Path, int]:
+    """One of `NUM_MODELS` models, made on first use, and its vocabulary size.
+
+    Args:
+        other: a smaller one of the same vocabulary instead.
+    """
     draw = random.Random(number)
     arch = ("llama", "mistral", "qwen2", "qwen3")[number % 4]
     heads, kv_heads, head_dim = draw.choice(HEADS)
@@ -204,6 +257,29 @@ def random_checkpoint(root: Path, number: int) -> tuple[Path, int]:
         fields["sliding_window"] = draw.choice((1, 5, 24, 70))
     if arch in ("llama", "qwen3"):
         fields["attention_bias"] = draw.random() < 0.5
+    seed = number
+    if other:
+        directory, seed = root / f"random-{number}-other", NUM_MODELS + number
+        fields["num_hidden_layers"] = 1
     if not directory.exists():
-        make_checkpoint(directory, arch, seed=number, tokenizer=False, **fields)
+        make_checkpoint(directory, arch, seed=seed, tokenizer=False, **fields)
     return directory, vocab_size
+
+
+# Name of a proposer that carries a model, and what makes its checkpoint for a case.
+DRAFTS: tuple[tuple[str, Callable[[Case], Path]], ...] = (
+    ("draft_model", lambda case: case.checkpoint[0]),
+    ("draft_model", lambda case: random_checkpoint(case.root, case.number, other=True)[0]),
+    ("eagle", lambda case: random_head(case, "eagle")),
+    ("mtp", lambda case: random_head(case, "mtp")),
+)
+
+
+def random_head(case: Case, kind: str) -> Path:
+    """A head for the case's target."""
+    target = case.checkpoint[0]
+    folder = target.with_name(f"{target.name}-{kind}")
+    if not folder.exists():
+        folder.mkdir()
+        write_draft(kind, folder, target)
+    return folder

@@ -39,9 +39,10 @@ def run_case(seed: int, root: Path, **kinds: Any) -> Run:
     _ = case.checkpoint, case.setup, case.threads, case.wishes  # drawn in this order
     # Uncompiled torch is bit-equal only to itself with as many threads.
     with threads(case.threads if case.setup.compile == "off" else 1):
-        proposer = case.proposer()
+        _ = case.truth, case.model_options
     with threads(case.threads):
-        harness = Harness(case.setup.start(case.checkpoint[0], proposer), keep_logits=True)
+        engine, proposer = case.start()
+        harness = Harness(engine, keep_logits=True)
         try:
             play(case, harness)
             compare(case, harness)

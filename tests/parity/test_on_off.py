@@ -28,7 +28,10 @@ pytestmark = pytest.mark.parity
 AnswersOf = Callable[[str, str, str], list[Answer]]
 
 FACTORS: dict[str, tuple[Any, ...]] = {
-    "proposer": ("ngram", "suffix", "oracle", "junk", "exactly", "ragged", "empty"),
+    "proposer": (
+        *("ngram", "suffix", "successor", "eagle"),
+        *("oracle", "junk", "exactly", "ragged", "empty"),
+    ),
     # (compile, k, max_num_seqs): few of them through torch.compile, which takes seconds for each
     "shape": (
         ("native", 3, 5),
@@ -47,6 +50,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "checkpoint": ("llama", "loopy"),
 }
 ROWS = pairwise(FACTORS)
+HEADS = {"llama": "eagle3", "loopy": "rough-loopy"}
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +103,11 @@ def run_row(
     jobs, expected = make_jobs(answers, seed=seed, num_requests=12)
     records = {request_id: answer.stream for request_id, answer in expected.items()}
     setup, method = make_setup(row), row["proposer"]
-    if method in ("ngram", "suffix"):
+    if method in ("ngram", "suffix", "successor"):
         engine = setup.start(checkpoints.get(name), method=method)
+    elif method == "eagle":
+        head = checkpoints.get(HEADS[name])
+        engine = setup.start(checkpoints.get(name), method=method, model=str(head))
     else:
         proposer = scripted(method, records, accept=seed % (k + 1), seed=seed)
         engine = setup.start(checkpoints.get(name), proposer)
@@ -157,25 +164,29 @@ BASE = {
 }
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_matches_are_accepted_and_change_nothing(
+@pytest.mark.parametrize("method", ["ngram", "suffix", "successor", "eagle"])
+def test_drafts_are_accepted_and_change_nothing(
     method: str, checkpoints: Checkpoints, answers_of: AnswersOf
 ) -> None:
-    """Guards the rows above of those that match: on text with cycles their drafts do pass."""
+    """Guards the rows above of those that do draft: on text with cycles their drafts pass."""
     row = BASE | {"proposer": method}
     harness = run_row(row, checkpoints, answers_of, seed=3, min_tokens=16)
     assert harness.engine.stats().num_accepted_tokens > 20
 
 
+@pytest.mark.parametrize(
+    ("method", "alone"),
+    [("suffix", {"shared_tree_tokens": 0}), ("successor", {"shared_pairs": 0})],
+)
 def test_outputs_of_others_are_drafted_and_change_nothing(
-    checkpoints: Checkpoints, answers_of: AnswersOf
+    method: str, alone: dict[str, int], checkpoints: Checkpoints, answers_of: AnswersOf
 ) -> None:
-    """A stream that depends on what other requests have put out, through suffix's shared tree."""
+    """A stream that depends on what other requests have put out, through what requests share."""
     answers = [one for one in answers_of("llama", "float32", "native") if len(one.token_ids) > 8]
     setup = make_setup(BASE)
     accepted = []
-    for options in ({}, {"shared_tree_tokens": 0}):
-        engine = setup.start(checkpoints.get("llama"), method="suffix", options=options)
+    for options in ({}, alone):
+        engine = setup.start(checkpoints.get("llama"), method=method, options=options)
         harness = Harness(engine)
         for turn in range(2):  # in the second one every answer has been given before
             expected = {f"{turn}-{index}": answer for index, answer in enumerate(answers)}

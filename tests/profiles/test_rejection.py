@@ -96,7 +96,7 @@ def test_a_seed_repeats_its_streams_where_the_same_drafts_come(tmp_path: Path) -
     """Guards the page's word on seeds: batch mates change no stream, fewer drafts a step may."""
     model, cell = write_checkpoint(tmp_path), CELLS[RELATED - 1]
     target = Target(model, max_model_len=64)
-    speculative = speculation(cell.drafts, target, cell.params())
+    speculative = speculation(cell.drafts, target, cell.params(), model)
     streams = []
     for max_num_seqs, draft_limit in ((16, 3), (5, 3), (16, 1)):
         config = EngineConfig(max_model_len=64, max_num_seqs=max_num_seqs, speculative=speculative)

@@ -1,5 +1,7 @@
 """Draft.validate and the input values: each breach of the contract is found and its row named."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,24 @@ def test_wrong_dtype_is_named() -> None:
     draft = Draft(token_ids=np.full((2, 3), -1), num_draft_tokens=np.zeros(2, dtype=np.int32))
     with pytest.raises(AssertionError, match=r"token_ids are int64 .* expected int32"):
         draft.validate(INPUTS, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.array([1], dtype=np.int32), r"num_cached are int32 \(1,\), expected int32 \(2,\)"),
+        (np.array([1, -1], dtype=np.int32), "row 1: -1 rows of draft KV, of 4 tokens and drafts"),
+        (np.array([6, 1], dtype=np.int32), "row 0: 6 rows of draft KV, of 5 tokens and drafts"),
+    ],
+)
+def test_draft_rows_are_of_history_and_drafts(rows: np.ndarray, message: str) -> None:
+    """Guards against draft KV that is said to be valid and that nobody can have written."""
+    draft = replace(Draft.empty(2, 3), num_cached=rows)
+    with pytest.raises(AssertionError, match=message):
+        draft.validate(INPUTS, VOCAB_SIZE)
+    fine = replace(draft, num_cached=np.array([5, 0], dtype=np.int32))
+    fine.validate(INPUTS, VOCAB_SIZE)
+    assert fine.rows([1]).num_cached.tolist() == [0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

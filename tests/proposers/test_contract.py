@@ -36,7 +36,7 @@ Make = Callable[[], Proposer]
 def info(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> ProposerInfo:
-    target = "tests.proposers.third_party:SPEC"
+    target = "tests.third_party.repeat_last:SPEC"
     install_entry_point(monkeypatch, tmp_path, "repeat-last", target)
     return next(info for info in registry.infos(testing=True) if info.name == request.param)
 

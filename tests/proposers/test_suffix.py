@@ -3,6 +3,7 @@
 import gc
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,26 @@ def test_nothing_is_learnt_where_the_shared_tree_is_off() -> None:
     proposer = SuffixProposer(shared_tree_tokens=0)
     serve(proposer, "first", "zz", "ab", "cdef", "gh")
     assert drafted(proposer, "xyabc", request_id="second") == ""
+
+
+def test_a_request_with_a_cache_salt_neither_learns_nor_teaches() -> None:
+    """Guards against the time an answer takes telling of what somebody with a salt was given."""
+    proposer = SuffixProposer()
+
+    def drafts(history: str, salt: str | None) -> list[int]:
+        inputs = replace(make_inputs({"a": tokens(history)}, k=6), cache_salts=[salt])
+        draft = proposer.propose(inputs)
+        return draft.token_ids[0, : draft.num_draft_tokens[0]].tolist()
+
+    for salt, output in (("secret", "bcdefg"), (None, "uvwxyz")):
+        drafts("a", salt)
+        commit(proposer, "a", output)
+        proposer.forget(["a"])
+    assert drafts("mbcd", None) == []
+    proposer.forget(["a"])
+    assert drafts("muvw", "secret") == []
+    proposer.forget(["a"])
+    assert drafts("muvw", None) == tokens("xyz")
 
 
 def test_prompts_running_requests_and_unread_ones_are_not_learnt() -> None:

@@ -22,7 +22,8 @@ FORBIDDEN = {
     "graphengine": {"tests", "profiles"},
 }
 # What the engine may name of proposers: the protocol, the descriptions and the registry.
-OPEN_PROPOSER_MODULES = {"proposers", "proposers.base", "proposers.info", "proposers.registry"}
+OPEN_PROPOSER_MODULES = {"proposers"}
+OPEN_PROPOSER_MODULES |= {f"proposers.{name}" for name in ("base", "device", "info", "registry")}
 OPEN_PROPOSER_MODULES |= {"proposers.training"}  # the front of the package, not what is in it
 # Third parties that the package works without; only these may be imported inside a function.
 OPTIONAL_IMPORTS = {

@@ -21,7 +21,9 @@ def _changed(root: Path, sums: str) -> list[str]:
 @pytest.fixture
 def lists(repo_root: Path) -> dict[str, list[dict[str, Any]]]:
     bench = json.loads((repo_root / "profiles/prompts/bench.json").read_text("utf-8"))
+    held_out = json.loads((repo_root / "profiles/prompts/acceptance.json").read_text("utf-8"))
     return {
+        "held_out": held_out["chat"],
         "identity": json.loads((repo_root / "profiles/prompts/identity.json").read_text("utf-8")),
         "demo": json.loads((repo_root / "graphengine/demo/prompts.json").read_text("utf-8")),
         **bench,
@@ -31,7 +33,7 @@ def lists(repo_root: Path) -> dict[str, list[dict[str, Any]]]:
 def test_lists_are_frozen(repo_root: Path) -> None:
     """Guards against prompts edited until they give a better number."""
     sums = (repo_root / "profiles/prompts/SHA256SUMS").read_text()
-    assert len(sums.splitlines()) == 3
+    assert len(sums.splitlines()) == 4
     assert not _changed(repo_root, sums)
 
 
@@ -48,6 +50,7 @@ def test_sizes(lists: dict[str, list[dict[str, Any]]]) -> None:
     """Guards against a lost prompt, after which a claim of "100 prompts" would be false."""
     assert Counter(entry["kind"] for entry in lists.pop("identity")) == _IDENTITY_KINDS
     assert len(lists.pop("demo")) == 4
+    assert len(lists.pop("held_out")) == 24
     assert {kind: len(entries) for kind, entries in lists.items()} == _BENCH_SIZES
     assert all(entry["kind"] == kind for kind, entries in lists.items() for entry in entries)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.draft_heads import Head, make_eagle3, make_echo
 from tests.tiny import make_checkpoint
 
 Weights = dict[str, torch.Tensor]
@@ -29,7 +30,9 @@ class Checkpoints:
 
         Names: `llama` (text that varies), `loopy` (text that falls into cycles, so that n-grams
         hit), `qwen3` (q/k norm, bias, one KV head), `window` (sliding window), `ties` (ids in
-        pairs with equal logits).
+        pairs with equal logits), `near` (attention over 4 tokens, plain embeddings). EAGLE heads:
+        `eagle3` (random, 100 draft ids), `echo` (perfect for `near`), `rough` and `rough-loopy`
+        (right at times, for `near` and `loopy`).
         """
         directory = self._root / name
         if not directory.exists():
@@ -85,6 +88,18 @@ def _make_ties(directory: Path) -> None:
     edit_weights(directory, double_head)
 
 
+def _make_near(directory: Path) -> None:
+    """Embeddings that the first norm leaves alone, and a short window: see `make_echo`."""
+    make_checkpoint(directory, "mistral", sliding_window=4)
+
+    def plain_embeddings(weights: Weights) -> None:
+        weights["model.layers.0.input_layernorm.weight"].fill_(1)
+        embedding = weights["model.embed_tokens.weight"]
+        embedding *= ((1 - 1e-5) / embedding.square().mean(-1, keepdim=True)).sqrt()
+
+    edit_weights(directory, plain_embeddings)
+
+
 _MAKERS: dict[str, Callable[[Path], Any]] = {
     "llama": make_checkpoint,
     "loopy": _make_loopy,
@@ -93,4 +108,13 @@ _MAKERS: dict[str, Callable[[Path], Any]] = {
         directory, "qwen3", num_key_value_heads=1, attention_bias=True
     ),
     "window": lambda directory: make_checkpoint(directory, "mistral", sliding_window=24),
+    "near": _make_near,
+    "eagle3": lambda directory: make_eagle3(directory, Head(draft_vocab=100, fc_norm=True)),
+    "echo": lambda directory: make_echo(directory, Checkpoints(directory.parent).get("near")),
+    "rough": lambda directory: make_echo(
+        directory, Checkpoints(directory.parent).get("near"), noise=0.05
+    ),
+    "rough-loopy": lambda directory: make_echo(
+        directory, Checkpoints(directory.parent).get("loopy"), noise=0.02
+    ),
 }

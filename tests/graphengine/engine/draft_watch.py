@@ -27,7 +27,9 @@ class DraftWatch:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        proposer = engine.proposer
+        proposer: Any = engine.proposer
+        while not isinstance(proposer, ModelBasedProposer) and hasattr(proposer, "model"):
+            proposer = proposer.model  # what is wrapped around it
         self.proposer = proposer if isinstance(proposer, ModelBasedProposer) else None
         if self.proposer is None:
             return
@@ -64,7 +66,8 @@ class DraftWatch:
         assert self.proposer is not None, "nobody captured a draft cell"
         buffers, k = self._engine.runner.buffers, key.query_len - 1
         window = buffers.cell(ShapeKey(key.num_reqs, self.proposer.width(k), key.tier))
-        loop = buffers.cell(key)["draft.loop_slots"][: (k - 1) * key.num_reqs]
+        num_loop_rows = self.proposer.num_loop_rows(k, k) * key.num_reqs
+        loop = buffers.cell(key)["draft.loop_slots"][:num_loop_rows]
         return int((window["slot_mapping"] == 0).sum()) + int((loop == 0).sum())
 
     def check_padding(self, key: ShapeKey, num_reqs: int) -> None:

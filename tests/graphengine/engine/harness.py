@@ -26,7 +26,7 @@ from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk
 from graphengine.step_batch import DECODE_INPUTS, SAMPLED_INPUTS
 from proposers.base import Draft
-from proposers.model_based import TIER
+from proposers.chain import TIER
 from tests.graphengine.engine.draft_watch import DraftWatch
 from tests.graphengine.kv.build import slots
 

@@ -14,6 +14,7 @@ import pytest
 from capture.config import CaptureConfig
 from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
 from graphengine.engine import Engine
+from proposers import registry
 from proposers.base import Proposer
 from proposers.mock import (
     AcceptExactly,
@@ -59,6 +60,8 @@ class Setup:
     def config(self, method: str = "ngram", **options: Any) -> EngineConfig:
         """The engine's own form of it."""
         options = {"verification": self.verification, **options}
+        if registry.find(method).info.model != "none":
+            options.setdefault("self_check", "off")  # random weights draft near chance
         speculative = (
             SpeculativeConfig(method, max_draft_tokens=self.k, **options) if self.k else None
         )

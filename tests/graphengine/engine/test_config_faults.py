@@ -94,7 +94,7 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         "true_fraction=2: .*from 0 to 1",
     ),
     "method-unknown": (lambda: {"speculative": SpeculativeConfig("ngrams")}, "ngrams.*ngram"),
-    "method-planned": (lambda: {"speculative": "eagle"}, "eagle.*planned"),
+    "method-unsupported": (lambda: {"speculative": "medusa"}, "medusa.*unsupported"),
     "k-above-budget": (
         lambda: {
             "speculative": "ngram:6",

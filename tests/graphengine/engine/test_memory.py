@@ -34,7 +34,7 @@ def test_the_plan_is_what_is_allocated(name: str, dtype: str, checkpoints: Check
     rows = [part for part in everything if isinstance(part, np.ndarray | torch.Tensor)]
     rows = [part for part in rows if part is not state.sampler.settings]  # words of another
     prompts = runner._prompt_logprobs._logits
-    scratch = [decoder.attention._scratch, decoder.rope.cos, decoder.rope.sin, prompts, *rows]
+    scratch = [decoder.attention.scratch, decoder.rope.cos, decoder.rope.sin, prompts, *rows]
     assert planned.scratch == sum(part.nbytes for part in scratch)
     engine.close()
 

@@ -188,6 +188,16 @@ def test_rows_are_picked_and_joined(kernels: Kernels) -> None:
     assert torch.equal(joined, torch.cat([x, y], dim=1))
 
 
+def test_rows_at_position_0_are_zeroed(kernels: Kernels) -> None:
+    """Guards a row at another position, and a row that is no number."""
+    x = torch.randn(4, 5)
+    x[2] = float("nan")
+    out, positions = x.clone(), torch.tensor([3, 0, 0, 1], dtype=torch.int32)
+    kernels.call("zero_first", out, positions, 4, 5)
+    assert torch.equal(out[[0, 3]], x[[0, 3]])
+    assert not out[1:3].any()
+
+
 def test_tokens_are_shifted_request_by_request(kernels: Kernels) -> None:
     """Guards the window of a deeper head: one token on, the newest draft last, padding behind."""
     tokens = torch.tensor([1, 2, 3, 0, 5, 0, 0, 0], dtype=torch.int32)
@@ -195,6 +205,8 @@ def test_tokens_are_shifted_request_by_request(kernels: Kernels) -> None:
     out = empty(8, dtype=torch.int32)
     kernels.call("shift_tokens", out, tokens, last, newest, 2, 4)
     assert out.tolist() == [2, 3, 8, 0, 9, 0, 0, 0]
+    kernels.call("shift_tokens", out, out, last, newest, 2, 4)  # in place
+    assert out.tolist() == [3, 8, 8, 0, 9, 0, 0, 0]
 
 
 def test_choices_do_not_depend_on_threads_or_company(native: Kernels) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graphengine.config import MAX_SLOTS, CacheConfig
-from graphengine.kv.cache import allocate, block_bytes, resolve_num_blocks
+from graphengine.kv.cache import allocate, block_bytes, model_layers, resolve_num_blocks
 from graphengine.models.loader import open_model
 from tests.tiny import make_checkpoint
 
@@ -19,7 +19,7 @@ def test_memory_that_cannot_be_had_is_refused_by_name(
     message = rf"num_blocks={num_blocks} \({size} bytes\) cannot be allocated; lower .*num_blocks"
     sizes = {"num_blocks": num_blocks, "block_size": 16}
     with pytest.raises(ValueError, match=message):
-        allocate(model, torch.float32, device=torch.device("cpu"), **sizes)
+        allocate(model_layers(model), torch.float32, device=torch.device("cpu"), **sizes)
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 256])

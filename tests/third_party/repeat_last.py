@@ -1,6 +1,6 @@
 """A proposer as somebody else would write it: one module that knows only proposers.
 
-It repeats the newest token. Tests register it through the entry-point group.
+It repeats the newest token.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ INFO = ProposerInfo(
     name="repeat-last",
     summary="repeats the newest token",
     kind="host",
+    interface="1",
     options=(OptionInfo(name="times", default=3, doc="how often, tokens", rule=integers(1, 64)),),
 )
 
@@ -47,4 +48,3 @@ def build(options: Mapping[str, object], runtime: Runtime) -> RepeatLast:
 
 
 SPEC = ProposerSpec(info=INFO, factory=build)
-NOT_A_SPEC = RepeatLast
