@@ -82,7 +82,10 @@ class DraftJob:
             draft, objective, cache, self.pieces, config=self.training, device=self.device
         )
         self.out.mkdir(parents=True, exist_ok=True)
-        points = trainer.run(self.work, self._key(), progress=progress, measured=self._write_curves)
+        checkpoint = self.work / f"{config.kind}.pt"
+        points = trainer.run(
+            checkpoint, self._key(), progress=progress, measured=self._write_curves
+        )
         self._export(draft, draft_ids)
         return points
 

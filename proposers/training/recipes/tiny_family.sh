@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tiny family of tests/weights/tiny: a byte-level target trained from scratch on this Python's
-# standard library, and a draft of every kind for it. Half an hour on one core.
+# standard library, and a draft of every kind for it. Under an hour on one core.
 #
 #   bash proposers/training/recipes/tiny_family.sh OUT        (in a checkout)
 set -euo pipefail
@@ -12,10 +12,10 @@ train() {
   local kind="$1"
   shift
   graphengine train-draft "$out/target" --kind "$kind" --out "$out/$kind" --work "$out/work" \
-    --text "$stdlib" --text-tokens 600000 --length 256 --batch-tokens 2048 --seed 0 "$@"
+    --text "$stdlib" --text-tokens 300000 --length 256 --batch-tokens 2048 --seed 0 "$@"
 }
 
-train eagle3 --taps 1,2,3 --draft-vocab 160 --steps 1500
-train eagle1 --steps 1500
-train mtp --steps 1500
-train draft_model --layers 2 --hidden 64 --intermediate 192 --steps 1500
+train eagle3 --taps 1,2,3 --draft-vocab 160 --steps 300
+train eagle1 --steps 300
+train mtp --steps 300
+train draft_model --layers 2 --hidden 64 --intermediate 192 --steps 400
