@@ -111,6 +111,7 @@ class CaptureManager:
         self._cells: list[ShapeKey] = []  # all that can be replayed, largest first by tier
         self._graphs: dict[ShapeKey, Graph] = {}
         self._over_budget: set[ShapeKey] = set()
+        self._progress: ProgressFn | None = None
         self._closed = False
 
     def capture_all(self, progress: ProgressFn | None = None) -> None:
@@ -121,6 +122,7 @@ class CaptureManager:
             CaptureError: the step breaks the capture contract.
         """
         self._check_budget()
+        self._progress = progress  # for what is captured behind it, too
         self._capture_cells(list(self.table), progress)
 
     def capture_tier(
@@ -130,7 +132,6 @@ class CaptureManager:
         prepare: PrepareFn,
         *,
         num_rows: Callable[[ShapeKey], int],
-        progress: ProgressFn | None = None,
     ) -> None:
         """Capture one more step over the table's cells that have drafts; for proposers.
 
@@ -144,7 +145,7 @@ class CaptureManager:
         """
         assert tier not in self._tiers, f"tier {tier} is captured already"
         self._tiers[tier] = _Tier(step, prepare, num_rows)
-        self._capture_cells(self.table.draft_cells(tier), progress)
+        self._capture_cells(self.table.draft_cells(tier), self._progress)
 
     def _capture_cells(self, keys: Sequence[ShapeKey], progress: ProgressFn | None) -> None:
         for key in warm_up_cells(keys):

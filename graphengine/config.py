@@ -24,6 +24,7 @@ SPECULATE_VARIABLE = "GRAPHENGINE_SPECULATE"
 MAX_DRAFT_TOKENS = 64
 MAX_SLOTS = (1 << 31) - 1  # tokens of a KV cache, the null block's included: slots are int32
 OFF = "off"
+DEFAULT_MIN_MATCH = 4  # tokens of a match that overrides a model
 
 Numerics = Literal["invariant", "fast"]
 
@@ -51,7 +52,7 @@ class SpeculativeConfig:
             near chance at load. Others have nothing to check, and refuse all but the default.
         override: a proposer that matches text, `ngram` or `suffix`: where its match is long, its
             drafts replace the model's for that row. For proposers that carry a model.
-        override_min_match: how many tokens make a match long, 1 to 64.
+        override_min_match: how many tokens make a match long; no more than `override` looks up.
         options: options of the proposer itself as (name, value) pairs or a mapping; a short form
             is to pass them by name.
         named_options: these win over `options`.
@@ -86,7 +87,7 @@ class SpeculativeConfig:
         adaptive: bool = False,
         self_check: str = "error",
         override: str | None = None,
-        override_min_match: int = 4,
+        override_min_match: int = DEFAULT_MIN_MATCH,
         options: Mapping[str, object] | Iterable[tuple[str, object]] = (),
         **named_options: object,
     ) -> None:
@@ -117,8 +118,7 @@ class SpeculativeConfig:
             raise ValueError(
                 f"self_check={self_check!r}: proposer {method!r} carries no model; leave it out"
             )
-        _check_override(override, info)
-        _integer("override_min_match", override_min_match, 1, 64)
+        _check_override(override, override_min_match, info)
         fields: dict[str, object] = {
             "method": method,
             "model": None if model is None else str(model),
@@ -300,12 +300,17 @@ def _check_model(model: object, info: ProposerInfo) -> None:
         )
 
 
-def _check_override(override: str | None, info: ProposerInfo) -> None:
+def _check_override(override: str | None, min_match: int, info: ProposerInfo) -> None:
     if override is None:
+        if min_match != DEFAULT_MIN_MATCH:
+            raise ValueError(
+                f"override_min_match={min_match!r}: there is no override; leave it out"
+            )
         return
-    allowed = [one.name for one in registry.infos() if one.matches]
-    if override not in allowed:
-        raise ValueError(f"override={override!r}: allowed are None, {', '.join(allowed)}")
+    longest = {one.name: one.longest_match for one in registry.infos() if one.longest_match}
+    if override not in longest:
+        raise ValueError(f"override={override!r}: allowed are None, {', '.join(longest)}")
+    _integer("override_min_match", min_match, 1, longest[override])
     if info.model == "none":
         raise ValueError(
             f"override={override!r}: proposer {info.name!r} carries no model whose drafts could be "

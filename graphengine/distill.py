@@ -20,10 +20,11 @@ from graphengine.models.block import ForwardBuffers, ForwardInputs
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, DecoderWeights
 from graphengine.models.factory import LayerFactory
-from graphengine.models.hidden_states import FINAL, HiddenStates
+from graphengine.models.hidden_states import HiddenStates
 from graphengine.models.loader import OpenedModel, Progress, load_weights
 from graphengine.models.native_ops import NativeOps
 from graphengine.resolve import ResolvedConfig, resolve
+from proposers.device import FINAL
 from proposers.training import LayerSizes, Target, TeacherRows
 
 Tensor = torch.Tensor

@@ -18,7 +18,7 @@ from graphengine.model_runner import ModelRunner
 from graphengine.models.block import Block, ForwardBuffers, ForwardInputs
 from graphengine.models.config import ModelConfig
 from graphengine.models.layers import LayerOps
-from graphengine.resolve import ResolvedConfig
+from graphengine.resolve import MAX_PREFILL_ROWS, ResolvedConfig
 from graphengine.runtime import EngineRuntime
 from proposers.base import DraftSampling, FloatArray, RequestSampling
 from proposers.device import Architecture
@@ -47,6 +47,7 @@ class EngineDraftRuntime:
         self.draft_sampling: DraftSampling = facts.draft_sampling
         self.dtype = resolved.dtype
         self.block_size = resolved.sizes.block_size
+        self.max_fill_rows = MAX_PREFILL_ROWS
         self.kv_caches = kv_caches
         self.buffers: StaticBuffers = runner.buffers
         self.layers = runner.layers
@@ -68,10 +69,6 @@ class EngineDraftRuntime:
     @property
     def target_head(self) -> Tensor:
         return self._weights.lm_head
-
-    @property
-    def target_norm(self) -> Tensor:
-        return self._weights.final_norm
 
     def ops(self, rms_norm_eps: float) -> NativeDraftOps:
         """Operations whose norms have this epsilon."""

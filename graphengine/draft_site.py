@@ -16,9 +16,10 @@ from graphengine.config import SpeculativeConfig
 from graphengine.draft_decoder import OpenedDraftDecoder
 from graphengine.models.block import LayerWeights
 from graphengine.models.config import ModelConfig
+from graphengine.models.decoder import DecoderWeights
 from graphengine.models.factory import check_supported
 from graphengine.models.hf_config import read_hf_config
-from graphengine.models.loader import OpenedModel, open_model
+from graphengine.models.loader import OpenedModel, check_weights, open_model
 from graphengine.models.vocabulary import vocabulary_difference
 from proposers import registry
 from proposers.device import Architecture, DraftPlan
@@ -49,18 +50,14 @@ class EngineSite:
         check_supported(config, self.dtype)
         return config
 
-    def block_bytes(self, architecture: Architecture, *, input_size: int | None = None) -> int:
-        """Bytes of one layer's weights."""
-        assert isinstance(architecture, ModelConfig), f"{architecture!r} is of another engine"
-        meta = torch.device("meta")
-        weights = LayerWeights.allocate(architecture, self.dtype, meta, input_size=input_size)
-        return weights.num_bytes
-
-    def block_parameters(self, architecture: Architecture) -> dict[str, torch.Tensor]:
+    def block_parameters(
+        self, architecture: Architecture, *, input_size: int | None = None
+    ) -> dict[str, torch.Tensor]:
         """One layer's parameters on the meta device, by their names within it."""
         assert isinstance(architecture, ModelConfig), f"{architecture!r} is of another engine"
         meta = torch.device("meta")
-        return LayerWeights.allocate(architecture, self.dtype, meta).destinations(architecture)
+        weights = LayerWeights.allocate(architecture, self.dtype, meta, input_size=input_size)
+        return weights.destinations(architecture)
 
     def open_decoder(self) -> OpenedDraftDecoder:
         """Open the draft's checkpoint as a decoder of the target's vocabulary."""
@@ -72,10 +69,9 @@ class EngineSite:
             raise ValueError(f"SpeculativeConfig.model={self.model!r}: {error}") from error
         difference = vocabulary_difference(self.checkpoint, opened)
         if difference is not None:
-            raise ValueError(
-                f"SpeculativeConfig.model={self.model!r}: {difference}; a draft model must have "
-                "the target's tokenizer"
-            )
+            raise ValueError(f"{difference}; a draft model must have the target's tokenizer")
+        weights = DecoderWeights.allocate(opened.config, self.dtype, torch.device("meta"))
+        check_weights(weights.destinations(opened.config), opened.source, config=opened.config)
         return OpenedDraftDecoder(opened, self.dtype, self.target.vocab_size)
 
 
@@ -99,4 +95,9 @@ def plan_draft(
         max_model_len=max_model_len,
         draft_sampling=speculative.draft_sampling,
     )
-    return registry.plan(speculative.method, dict(speculative.options), site)
+    try:
+        return registry.plan(speculative.method, dict(speculative.options), site)
+    except ValueError as error:
+        if speculative.model is None:
+            raise
+        raise ValueError(f"SpeculativeConfig.model={speculative.model!r}: {error}") from error

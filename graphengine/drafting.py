@@ -52,17 +52,31 @@ class Drafting:
         proposer = self.proposer
         if not isinstance(proposer, ModelProposer):
             return None
+        filled = np.array([chunk.request.draft_len for chunk in chunks], dtype=np.int32)
+        # Who may emit one token more is never drafted for.
+        asked = [index for index, one in enumerate(chunks) if one.request.max_draft_tokens]
+        if asked:
+            filled[asked] = self._fill(proposer, [chunks[index] for index in asked])
+        return filled
+
+    def _fill(self, proposer: ModelProposer, chunks: Sequence[PrefillChunk]) -> IntArray:
         requests = [chunk.request for chunk in chunks]
-        ends = [chunk.start + chunk.num_tokens for chunk in chunks]
+        ends = np.array([chunk.start + chunk.num_tokens for chunk in chunks], dtype=np.int32)
         cache = self._cache_rows(requests)
-        return proposer.prefill(
+        filled = proposer.prefill(
             PrefillInputs(
                 token_ids=[self._state.history(request) for request in requests],
-                num_slots=np.array(ends, dtype=np.int32),
+                num_slots=ends,
                 num_cached=cache.num_cached,
                 block_table=cache.block_table,
+                num_new_rows=sum(chunk.num_tokens for chunk in chunks),
             )
         )
+        within = filled.shape == ends.shape and ((filled >= 0) & (filled <= ends)).all()
+        assert within, (
+            f"proposer {proposer.name!r} says that {filled} slots of {ends} hold draft KV"
+        )
+        return filled
 
     def propose(self, plan: StepPlan) -> Draft:
         """Drafts for the decodes of a plan, of its width, checked.

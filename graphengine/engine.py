@@ -338,7 +338,9 @@ class Engine:
         ]
         if not alive:
             return []
-        found, draft = [decodes[index] for index in alive], draft.rows(alive)
+        found = [decodes[index] for index in alive]
+        if len(alive) < len(decodes):
+            draft = draft.rows(alive)
         packed = self.runner.verify([decode.request for decode in found], draft)
         self._counter.count_step(len(alive))
         return read_sampled(found, draft, packed.tolist(), self.runner)

@@ -51,10 +51,12 @@ class MemoryPlan:
 def plan_memory(resolved: ResolvedConfig) -> MemoryPlan:
     """The plan of an engine; allocates nothing."""
     model, sizes, meta = resolved.model, resolved.sizes, torch.device("meta")
-    rotation = sizes.max_model_len * model.head_dim * 4
+    draft = resolved.draft
+    layers = draft.kv_layers[:1] if draft is not None else ()  # whose table all of them share
+    head_dims = model.head_dim + sum(layer.head_dim for layer in layers)
+    rotation = sizes.max_model_len * head_dims * 4
     rows = RequestState.row_bytes(sizes.max_model_len, sizes.block_size) * sizes.max_num_seqs
     rows += SamplerState.row_bytes(model.vocab_size) * (sizes.max_num_seqs + 1)
-    draft = resolved.draft
     weights = DecoderWeights.allocate(model, resolved.dtype, meta).num_bytes
     return MemoryPlan(
         weights=weights + (draft.num_weight_bytes if draft is not None else 0),

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 TEXT: Final = "The history of the city began when"
 NUM_TOKENS: Final = 64
-MAX_SECONDS: Final = 20.0  # of writing the text; what there is by then is judged
+MAX_SECONDS: Final = 20.0  # of writing the text, and as many again of looking for a reason
 LEAST_TOKENS: Final = 16  # shorter texts show nothing
 # What a draft that knows nothing may accept: by luck, and by always guessing what a text repeats.
 LUCK: Final = 0.05
@@ -87,10 +87,13 @@ def measure(engine: Engine, proposer: ModelProposer) -> Acceptance:
     prompt = engine.tokenizer.encode(TEXT) if engine.tokenizer is not None else [0]
     held = engine.kv.pool.num_usable * engine.kv.block_size  # a pool may be less than a context
     longest = min(engine.resolved.sizes.max_model_len, held)
+    if longest < LEAST_TOKENS:
+        engine.draft_limit = limit
+        return Acceptance(0, 1.0, 0.0)
     room = longest - len(prompt) - 1
     if room < LEAST_TOKENS:
         prompt, room = prompt[:1], longest - 2
-    num_tokens = max(1, min(NUM_TOKENS, room)) + 1
+    num_tokens = min(NUM_TOKENS, room) + 1
     # With a seed of its own, so that it draws none from the engine's series.
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=0)
     deadline = time.monotonic() + MAX_SECONDS
@@ -102,7 +105,8 @@ def measure(engine: Engine, proposer: ModelProposer) -> Acceptance:
             engine.step()
         found = judge(engine, proposer, request)
         if found.is_near_chance:
-            found = replace(found, diagnosis=diagnose(engine, proposer, request))
+            diagnosis = diagnose(engine, proposer, request, deadline + MAX_SECONDS)
+            found = replace(found, diagnosis=diagnosis)
     finally:
         engine.abort(_REQUEST_ID)
         engine.draft_limit = limit
@@ -123,10 +127,16 @@ def judge(engine: Engine, proposer: ModelProposer, request: Request) -> Acceptan
     return Acceptance(len(places), share, min(max(LUCK, commonest / len(places)), MOST_CHANCE))
 
 
-def diagnose(engine: Engine, proposer: ModelProposer, request: Request) -> str:
-    """What to suspect: the other reading of the checkpoint that fits best, if one does."""
-    shares = {name: judge(engine, other, request) for name, other in proposer.variants()}
-    for step in (-1, 1):
+def diagnose(engine: Engine, proposer: ModelProposer, request: Request, deadline: float) -> str:
+    """What to suspect: the other reading of the checkpoint that fits best, if one does.
+
+    Readings that there is no time for until `deadline` are not tried.
+    """
+    shares: dict[str, Acceptance] = {}
+    for name, other in proposer.variants():
+        if time.monotonic() < deadline:
+            shares[name] = judge(engine, other, request)
+    for step in (-1, 1) if time.monotonic() < deadline else ():
         with _shifted_taps(engine, request, step) as is_possible:
             if is_possible:
                 shares[f"aux layers (shifted by {step:+d})"] = judge(engine, proposer, request)

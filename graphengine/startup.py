@@ -165,7 +165,7 @@ def _make_proposer(resolved: ResolvedConfig, runner: ModelRunner) -> Proposer | 
         device=resolved.device,
     )
     built = resolved.draft.build(EngineDraftRuntime(resolved, runner, caches))
-    proposer = registry.checked(built, registry.find(speculative.method).info)
+    proposer = registry.checked(built, registry.find(speculative.method))
     if speculative.override is None:
         return proposer
     return registry.overridden(

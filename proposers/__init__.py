@@ -1,6 +1,7 @@
 """Draft sources: token ids in, guessed next token ids out. Imports nothing of graphengine."""
 
 from proposers.base import (
+    INTERFACE,
     NO_TOKEN,
     Commit,
     Draft,
@@ -26,6 +27,7 @@ from proposers.info import (
 
 __all__ = [
     "BOOLEAN",
+    "INTERFACE",
     "NO_TOKEN",
     "Commit",
     "Draft",

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
+
+INTERFACE: Final = "1"
+"""Version of the contract, which is this file, `device.py` and `info.py`.
+
+It is raised where a proposer that was written for it would break or be misled: something that it
+calls, defines, makes or reads is gone, is asked for in another way or means something else. What is
+merely added does not count. `tests/proposers/interface_1.txt` is the list that holds this down.
+"""
 
 NO_TOKEN = -1
 """Fills the unused tail of a row of draft token ids."""

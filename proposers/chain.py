@@ -11,10 +11,10 @@ from typing import Any, Final
 import torch
 
 from capture.buffers import BufferSpec
-from proposers.device import Architecture
+from proposers.device import DRAFT_TIER, Architecture
 from proposers.requests import WORDS
 
-TIER: Final = "draft"  # of a chain's cells
+TIER: Final = DRAFT_TIER
 
 # The target's own inputs, which a chain writes for itself before the target does.
 INPUTS: Final = ("token_ids", "positions", "slot_mapping", "block_table", "query_start_loc")

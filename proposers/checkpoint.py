@@ -53,7 +53,9 @@ class DraftCheckpoint:
         Raises:
             ValueError: nothing there, or a file that cannot be read; the message names it.
         """
-        directory = shipped().get(str(path)) or Path(path).expanduser()
+        directory = Path(path).expanduser()
+        if not directory.is_dir():
+            directory = shipped().get(str(path), directory)
         if not directory.is_dir():
             raise ValueError(
                 f"{str(path)!r} is no directory; expected one with config.json and {SINGLE_FILE} "

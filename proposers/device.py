@@ -25,6 +25,9 @@ Tap = int | Literal["final"]
 """A hidden state of the target: the residual stream after so many layers (0: the embedding), or
 what its output head reads, which is the last of them behind the final norm."""
 
+DRAFT_TIER: Final = "draft"
+"""Tier of the cells that a chain of drafts is captured in."""
+
 Rows = Any
 """Inputs of a forward, made by `DraftRuntime.rows`; its `token_ids`, `positions` and `slot_mapping`
 [T] int32 are those that it was made of."""
@@ -128,11 +131,9 @@ class DraftSite(Protocol):
         """Sizes from the contents of a config.json; ValueError where it is not supported."""
         ...
 
-    def block_bytes(self, architecture: Architecture, *, input_size: int | None = None) -> int:
-        """Bytes of a `DraftRuntime.block`'s weights."""
-        ...
-
-    def block_parameters(self, architecture: Architecture) -> dict[str, Tensor]:
+    def block_parameters(
+        self, architecture: Architecture, *, input_size: int | None = None
+    ) -> dict[str, Tensor]:
         """A `DraftRuntime.block`'s `destinations`, on the meta device."""
         ...
 
@@ -244,6 +245,11 @@ class DraftRuntime(Runtime, Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def block_size(self) -> int: ...
+    @property
+    def max_fill_rows(self) -> int:
+        """Rows that the static buffers have room for outside the table."""
+        ...
+
     def ops(self, rms_norm_eps: float) -> DraftOps:
         """Operations whose norms have this epsilon."""
         ...
@@ -271,11 +277,6 @@ class DraftRuntime(Runtime, Protocol):
     @property
     def target_head(self) -> Tensor:
         """[vocab, hidden] of the target's output head."""
-        ...
-
-    @property
-    def target_norm(self) -> Tensor:
-        """[hidden] fp32, the target's final norm."""
         ...
 
     def block(
@@ -316,6 +317,8 @@ class PrefillInputs:
     num_cached: TokenArray
     # int32 [num_reqs, max_blocks]
     block_table: TokenArray
+    # rows of all that the target has run for it in this step: a measure of what it may cost
+    num_new_rows: int
 
 
 @runtime_checkable

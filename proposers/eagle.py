@@ -31,6 +31,7 @@ from proposers.eagle_weights import (
     HEAD,
     EagleWeights,
     canonical_names,
+    check,
     draft_tokens,
     load,
 )
@@ -56,6 +57,13 @@ class OpenedHead:
         return EagleWeights.allocate(
             self.config, self.architecture, self.target, names, dtype=dtype, device=device
         )
+
+    def layers(self, site: DraftSite) -> list[dict[str, Tensor]]:
+        """Parameters of each layer on the meta device, by their names within it."""
+        return [
+            site.block_parameters(self.architecture, input_size=self.input_size(index))
+            for index in range(self.architecture.num_layers)
+        ]
 
     def input_size(self, index: int) -> int:
         """Columns that q, k and v of a layer read: embedding and feature in EAGLE-3's first."""
@@ -96,7 +104,7 @@ class EagleProposer(ModelBasedProposer):
             runtime.block(architecture, kv_cache, input_size=opened.input_size(index))
             for index, kv_cache in enumerate(runtime.kv_caches)
         ]
-        load(opened.checkpoint, opened.config, weights, self._blocks)
+        load(opened.checkpoint, weights, [block.destinations() for block in self._blocks])
         self._embedding = embedding
         self._head = runtime.target_head if weights.head is None else weights.head
         self._ones = torch.ones(opened.target.hidden_size)  # gains are in fc: see `load`
@@ -194,9 +202,8 @@ class EagleProposer(ModelBasedProposer):
 def _open(options: Mapping[str, object], site: DraftSite) -> DraftPlan:
     opened = _open_head(site)
     config, architecture, target = opened.config, opened.architecture, site.target
-    hidden, indices = architecture.hidden_size, range(architecture.num_layers)
-    weights = opened.weights(site.dtype, torch.device("meta"))
-    blocks = [site.block_bytes(architecture, input_size=opened.input_size(i)) for i in indices]
+    hidden, weights = architecture.hidden_size, opened.weights(site.dtype, torch.device("meta"))
+    parameters = [tensor for layer in opened.layers(site) for tensor in layer.values()]
     buffers = chain_buffers(
         architecture,
         vocab_size=config.draft_vocab_size or target.vocab_size,
@@ -211,7 +218,7 @@ def _open(options: Mapping[str, object], site: DraftSite) -> DraftPlan:
         kv_layers=(kv_shape,) * architecture.num_layers,
         taps=config.taps,
         lookahead=1,
-        num_weight_bytes=weights.num_bytes + sum(blocks),
+        num_weight_bytes=weights.num_bytes + sum(one.nbytes for one in parameters),
         buffers=tuple(buffers),
         build=lambda runtime: EagleProposer(runtime, opened),
     )
@@ -220,35 +227,27 @@ def _open(options: Mapping[str, object], site: DraftSite) -> DraftPlan:
 def _open_head(site: DraftSite) -> OpenedHead:
     """Read headers and the table of draft ids; everything that can be refused by them is."""
     assert site.model is not None, "no head was named"
-    try:
-        checkpoint = DraftCheckpoint.open(site.model)
-        names, target = canonical_names(checkpoint), site.target
-        config = read_eagle_config(checkpoint.config, names, num_target_layers=target.num_layers)
-        architecture = site.read_architecture(config.layer)
-        num_columns = config.draft_vocab_size or target.vocab_size
-        _check_sizes(config, architecture, target, names)
-        tokens = draft_tokens(
-            checkpoint, names, num_columns=num_columns, vocab_size=target.vocab_size
+    checkpoint = DraftCheckpoint.open(site.model)
+    names, target = canonical_names(checkpoint), site.target
+    config = read_eagle_config(checkpoint.config, names, num_target_layers=target.num_layers)
+    architecture = site.read_architecture(config.layer)
+    num_columns = config.draft_vocab_size or target.vocab_size
+    _check_sizes(config, architecture, target, names)
+    tokens = draft_tokens(checkpoint, names, num_columns=num_columns, vocab_size=target.vocab_size)
+    last = target.vocab_size - 1 if tokens is None else int(tokens.max())
+    if EMBEDDING in names and config.vocab_size <= last:
+        raise ValueError(
+            f"config.json: vocab_size={config.vocab_size}, and so the head's {EMBEDDING} lacks "
+            f"rows of what may be drafted, ids up to {last}"
         )
-        last = target.vocab_size - 1 if tokens is None else int(tokens.max())
-        if EMBEDDING in names and config.vocab_size <= last:
-            raise ValueError(
-                f"config.json: vocab_size={config.vocab_size}, and so the head's {EMBEDDING} lacks "
-                f"rows of what may be drafted, ids up to {last}"
-            )
-        opened = OpenedHead(
-            checkpoint=checkpoint,
-            config=config,
-            architecture=architecture,
-            target=target,
-            tokens=tokens,
-        )
-        weights = opened.weights(site.dtype, torch.device("meta"))
-        checkpoint.check(
-            {names.get(name, name): tensor for name, tensor in weights.destinations().items()}
-        )
-    except ValueError as error:
-        raise ValueError(f"SpeculativeConfig.model={site.model!r}: {error}") from error
+    opened = OpenedHead(
+        checkpoint=checkpoint,
+        config=config,
+        architecture=architecture,
+        target=target,
+        tokens=tokens,
+    )
+    check(checkpoint, opened.weights(site.dtype, torch.device("meta")), opened.layers(site))
     return opened
 
 

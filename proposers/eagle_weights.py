@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from proposers.checkpoint import DraftCheckpoint
-from proposers.device import Architecture, Block
+from proposers.device import Architecture
 from proposers.eagle_config import EagleConfig
 
 Tensor = torch.Tensor
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-FC_NORM = "fc_norm.{}.weight"
 _QUANTISED = ("scale", "qweight", "qzeros", "zero_point", "g_idx")
 
 
@@ -48,6 +47,7 @@ class EagleWeights:
     fc: Tensor | None  # EAGLE-1: [hidden, 2 hidden], EAGLE-3: [hidden, taps * target's hidden]
     fc_bias: Tensor | None  # [hidden]
     input_norm: Tensor | None  # [taps * target's hidden], in front of fc
+    fc_norms: Tensor | None  # [taps, target's hidden]; multiplied into fc once loaded
     hidden_norm: Tensor | None  # [hidden]
     norm: Tensor | None  # [hidden], the final one
     embed: Tensor | None  # [vocab, hidden]; None: the target's
@@ -72,21 +72,22 @@ class EagleWeights:
         hidden, is_3 = architecture.hidden_size, config.version == 3
         columns = len(config.taps) * target.hidden_size if config.projects_taps else 2 * hidden
 
-        def matrix(rows: int, columns: int, exists: bool) -> Tensor | None:
+        def matrix(rows: int, columns: int, *, exists: bool) -> Tensor | None:
             return torch.empty(rows, columns, dtype=dtype, device=device) if exists else None
 
-        def vector(size: int, exists: bool) -> Tensor | None:
-            return torch.empty(size, dtype=torch.float32, device=device) if exists else None
+        def norm(*shape: int, exists: bool) -> Tensor | None:
+            return torch.empty(shape, dtype=torch.float32, device=device) if exists else None
 
         num_columns = config.draft_vocab_size or target.vocab_size
         return cls(
-            fc=matrix(hidden, columns, config.has_fc),
-            fc_bias=vector(hidden, config.has_fc and config.fc_bias),
-            input_norm=vector(columns, config.norm_before_fc),
-            hidden_norm=vector(hidden, is_3),
-            norm=vector(hidden, is_3),
-            embed=matrix(config.vocab_size, hidden, EMBEDDING in names),
-            head=matrix(num_columns, hidden, HEAD in names),
+            fc=matrix(hidden, columns, exists=config.has_fc),
+            fc_bias=norm(hidden, exists=config.has_fc and config.fc_bias),
+            input_norm=norm(columns, exists=config.norm_before_fc),
+            fc_norms=norm(len(config.taps), target.hidden_size, exists=config.fc_norm),
+            hidden_norm=norm(hidden, exists=is_3),
+            norm=norm(hidden, exists=is_3),
+            embed=matrix(config.vocab_size, hidden, exists=EMBEDDING in names),
+            head=matrix(num_columns, hidden, exists=HEAD in names),
         )
 
     def destinations(self) -> dict[str, Tensor]:
@@ -100,6 +101,7 @@ class EagleWeights:
             EMBEDDING: self.embed,
             HEAD: self.head,
         }
+        named |= {f"fc_norm.{i}.weight": one for i, one in enumerate(_rows(self.fc_norms))}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     @property
@@ -107,36 +109,47 @@ class EagleWeights:
         return sum(tensor.nbytes for tensor in self.destinations().values())
 
 
-def load(
-    checkpoint: DraftCheckpoint,
-    config: EagleConfig,
-    weights: EagleWeights,
-    blocks: Sequence[Block],
+def check(
+    checkpoint: DraftCheckpoint, weights: EagleWeights, layers: Sequence[Mapping[str, Tensor]]
 ) -> None:
-    """Read all weights.
+    """Hold a checkpoint's headers to what a head must have.
 
-    The gains of `fc_norm` go into fc, whose columns they scale: what is left is one norm for all
-    taps alike.
+    Args:
+        layers: parameters of each layer, by their names within it; on the meta device, as weights.
 
     Raises:
         ValueError: a parameter that is missing, has another shape, or has no place.
     """
+    checkpoint.check(_stored(checkpoint, weights, layers), ignores=_is_ignored)
+
+
+def load(
+    checkpoint: DraftCheckpoint, weights: EagleWeights, layers: Sequence[Mapping[str, Tensor]]
+) -> None:
+    """Read all weights; arguments and errors as those of `check`.
+
+    The gains of `fc_norm` go into fc, whose columns they scale: what is left is one norm for all
+    taps alike.
+    """
+    checkpoint.load(_stored(checkpoint, weights, layers), ignores=_is_ignored)
+    if weights.fc is not None and weights.fc_norms is not None:
+        weights.fc.copy_(weights.fc.float() * weights.fc_norms.flatten())
+
+
+def _stored(
+    checkpoint: DraftCheckpoint, weights: EagleWeights, layers: Sequence[Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Name in the checkpoint -> where it goes."""
     names, wanted = canonical_names(checkpoint), weights.destinations()
-    for index, block in enumerate(blocks):
-        parts = block.destinations()
-        if config.version == 1 and index == 0:
-            del parts["input_layernorm.weight"]  # attention reads what the projection gives
+    for index, parts in enumerate(layers):
         wanted |= {f"layers.{index}.{name}": tensor for name, tensor in parts.items()}
-    gains = torch.empty(0)
-    if config.fc_norm and weights.fc is not None:
-        num_taps = len(config.taps)
-        gains = torch.empty(num_taps, weights.fc.shape[1] // num_taps)
-        wanted |= {FC_NORM.format(index): gain for index, gain in enumerate(gains)}
-    checkpoint.load(
-        {names.get(name, name): tensor for name, tensor in wanted.items()}, ignores=_is_ignored
-    )
-    if config.fc_norm and weights.fc is not None:
-        weights.fc.copy_(weights.fc.float() * gains.flatten())
+    if weights.hidden_norm is None:  # EAGLE-1, whose attention reads what the projection gives
+        del wanted["layers.0.input_layernorm.weight"]
+    return {names.get(name, name): tensor for name, tensor in wanted.items()}
+
+
+def _rows(matrix: Tensor | None) -> Sequence[Tensor]:
+    return () if matrix is None else tuple(matrix)
 
 
 def _is_ignored(stored: str) -> bool:

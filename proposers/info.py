@@ -14,7 +14,7 @@ from typing import Literal
 from proposers.base import Proposer, Runtime
 from proposers.device import DraftPlan, DraftSite
 
-Status = Literal["built", "testing", "planned", "unsupported"]
+Status = Literal["built", "testing", "unsupported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,22 @@ class ProposerInfo:
     name: str
     summary: str
     kind: Literal["host", "device"]
+    # the version of the contract (`base.INTERFACE`) that it was written for, as a literal: a third
+    # party's is refused where it is another. "": this package's own
+    interface: str = ""
     graph_safe: bool = False
     needs_hidden_states: bool = False
     produces_probs: bool = False
-    # whether it says how long its matches are (`Draft.match_lengths`), so that it may override
-    matches: bool = False
+    # the longest match that it finds with its default options, where it says how long they are
+    # (`Draft.match_lengths`), so that it may override a model; 0: it does not match
+    longest_match: int = 0
     # whether it takes the path of a checkpoint (`SpeculativeConfig.model`)
     model: Literal["none", "optional", "required"] = "none"
     status: Status = "built"
-    # why a planned or unsupported one is refused, and what to use instead
+    # why an unsupported one is refused
     reason: str = ""
+    # names of what serves in its place
+    instead: tuple[str, ...] = ()
     options: tuple[OptionInfo, ...] = ()
     # for rules that tie options together: called with all of them, each allowed by its own rule;
     # raises option_error()

@@ -69,11 +69,12 @@ def _spec(
         if shape.taps:
             buffers.append(scratch("taps", len(shape.taps) * target.hidden_size))
         kv = KVShape(num_kv_heads=target.num_kv_heads, head_dim=target.head_dim)
+        size = sum(one.nbytes for one in site.block_parameters(target).values())
         return DraftPlan(
             kv_layers=(kv,) * shape.num_layers,
             taps=shape.taps,
             lookahead=shape.lookahead,
-            num_weight_bytes=site.block_bytes(target) * shape.num_layers,
+            num_weight_bytes=size * shape.num_layers,
             buffers=tuple(buffers),
             build=lambda runtime: kind(runtime, shape, script),
         )

@@ -125,14 +125,12 @@ class MockModelProposer(ModelBasedProposer):
         chain = super().propose(inputs)
         self._check_numbers(chain.token_ids)
         draft = self._scripted(chain, self.script.propose(inputs), lengths)
-        for row, count in enumerate(chain.num_draft_tokens.tolist()):
-            if count == 0:  # nothing has been run for it
-                continue
-            assert draft.num_cached is not None, "a chain has run and says nothing of its rows"
-            known = [*inputs.token_ids[row].tolist(), *draft.token_ids[row].tolist()]
-            said, table = int(draft.num_cached[row]), cache.block_table[row]
-            self._mirror.remember(known, table, range(int(cache.num_cached[row]), said))
-            self._mirror.forget(table, range(said, reserved[row]))
+        if draft.num_cached is not None:
+            for row, tokens in enumerate(inputs.token_ids):
+                known = [*tokens.tolist(), *draft.token_ids[row].tolist()]
+                said, table = int(draft.num_cached[row]), cache.block_table[row]
+                self._mirror.remember(known, table, range(int(cache.num_cached[row]), said))
+                self._mirror.forget(table, range(said, reserved[row]))
         return draft
 
     def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,6 @@ from proposers.window import HostViews, Layout, Window, write_loop, write_rows
 Tensor = torch.Tensor
 Views = Mapping[str, Tensor]
 
-MAX_FILL_ROWS: Final = 256  # rows of one forward outside the table
 logger = logging.getLogger(__name__)
 
 
@@ -78,6 +78,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         self._tokens = tokens
         self._manager: CaptureManager | None = None
         self._host: dict[tuple[int, int], HostViews] = {}
+        self._rows: dict[tuple[int, int], Rows] = {}
         if self.max_len < runtime.max_model_len:
             logger.warning(
                 "proposer %s drafts for histories up to %d tokens, the limit of its checkpoint; "
@@ -118,6 +119,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         return max(allowance - 1, self.num_kept_drafts(allowance, k))
 
     def _loop_rows(self, counts: TokenArray, k: int) -> list[int]:
+        """The same of each request; none where nothing is drafted."""
         return [self.num_loop_rows(count, k) if count else 0 for count in counts.tolist()]
 
     def deepen(self, depth: int, views: Views, rows: Rows, activations: Activations) -> Tensor:
@@ -197,14 +199,16 @@ class ModelBasedProposer(StatelessProposer, ABC):
     # ---- steps ----
 
     def prefill(self, inputs: PrefillInputs) -> TokenArray:
-        """Fill the draft KV of prompt rows, as far as the tokens are known."""
+        """Fill the draft KV of prompt rows, as far as the tokens are known.
+
+        In all no more rows than the target has run and a forward's worth: what is missing further
+        back is caught up step by step.
+        """
         lengths = np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32)
-        known = np.minimum(lengths, self.max_len) - self.lookahead
-        ends: TokenArray = np.maximum(
-            np.minimum(inputs.num_slots, known), inputs.num_cached
-        ).astype(np.int32)
-        self._fill(Window(inputs.token_ids, inputs.block_table, inputs.num_cached, ends))
-        return ends
+        known = np.where(lengths < self.max_len, lengths - self.lookahead, 0)
+        ends = np.minimum(inputs.num_slots, known)
+        window = Window(inputs.token_ids, inputs.block_table, inputs.num_cached, ends)
+        return self._fill(window, inputs.num_new_rows + self.runtime.max_fill_rows)
 
     def propose(self, inputs: ProposeInputs) -> Draft:
         """Draft for every request that has room, in one replay."""
@@ -214,25 +218,27 @@ class ModelBasedProposer(StatelessProposer, ABC):
         k, num_reqs = inputs.k, inputs.num_reqs
         lengths = np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32)
         ends = lengths - self.shift
-        counts = np.where((ends > 0) & (lengths + k <= self.max_len), inputs.num_draft_tokens, 0)
+        room = np.clip(self.max_len - lengths, 0, None)
+        counts = np.where(ends > 0, np.minimum(inputs.num_draft_tokens, room), 0)
+        starts = np.where(counts > 0, np.maximum(ends - self.width(k), 0), 0)
+        gap = Window(inputs.token_ids, cache.block_table, cache.num_cached, starts)
+        filled = self._fill(gap, self.runtime.max_fill_rows)
+        counts = np.where(filled < starts, 0, counts)  # what is left of a gap is for the next step
         live = counts > 0
         if not live.any():
-            return Draft.empty(num_reqs, k)
-        ends = np.where(live, ends, cache.num_cached)
-        starts = np.maximum(ends - self.width(k), 0)
-        gap = Window(inputs.token_ids, cache.block_table, cache.num_cached, starts)
-        self._fill(gap)
+            return replace(Draft.empty(num_reqs, k), num_cached=filled)
+        ends = np.where(live, ends, filled)
         key = self._manager.dispatch(num_reqs, k, TIER)
         assert key.query_len == k + 1, f"no cell of {k} drafts"
         # At least the last row is run, for the state behind it.
-        starts = np.where(live, np.minimum(np.maximum(starts, cache.num_cached), ends - 1), ends)
+        starts = np.where(live, np.minimum(np.maximum(starts, filled), ends - 1), ends)
         window = Window(inputs.token_ids, cache.block_table, starts, ends)
         self._write(key, window, inputs, counts)
         num_tokens = int((ends - starts).sum()) + sum(self._loop_rows(counts, k))
         self._manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         kept = [self.num_kept_drafts(int(count), k) for count in counts]
         cached = np.where(live, lengths - self.lookahead + kept, 0)
-        return self._read(key, counts, np.maximum(cached, cache.num_cached))
+        return self._read(key, counts, np.maximum(cached, filled))
 
     def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
         """The likeliest first draft at every place of a text, teacher-forced."""
@@ -260,7 +266,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         drafts[np.arange(k) >= counts[:, None]] = -1
         probs = views.get("draft.probs")
         if probs is not None:
-            probs = probs.view(key.num_reqs, key.query_len, -1)[:num_reqs, :k]
+            probs = probs.view(key.num_reqs, key.query_len, -1)[:num_reqs, :k].clone()
         return Draft(
             token_ids=drafts,
             num_draft_tokens=counts.astype(np.int32),
@@ -268,18 +274,20 @@ class ModelBasedProposer(StatelessProposer, ABC):
             num_cached=num_cached.astype(np.int32),
         )
 
-    def _fill(self, window: Window) -> None:
-        """Run rows beside the table, for their KV."""
+    def _fill(self, window: Window, most_rows: int) -> TokenArray:
+        """Run rows beside the table, for their KV; returns the slots of each that are valid now."""
         assert self._manager is not None, f"proposer {self.name} has not been captured"
-        for _ in self._run_window(window):
+        part = window.within(most_rows)
+        for _ in self._run_window(part):
             self._manager.count_eager(f"fill:{self.name}")
+        return np.maximum(part.ends, window.starts)
 
     def _run_window(self, window: Window) -> Iterator[tuple[TokenArray, Views, Tensor]]:
         """Run rows in forwards of a bounded size, in order; gives first slots, views and states."""
         most_reqs, starts = self.runtime.max_num_seqs, window.starts.copy()
         while (left := np.maximum(window.ends - starts, 0)).any():
             chosen = np.flatnonzero(left)[:most_reqs]
-            room = MAX_FILL_ROWS - np.concatenate(([0], np.cumsum(left[chosen])[:-1]))
+            room = self.runtime.max_fill_rows - np.concatenate(([0], np.cumsum(left[chosen])[:-1]))
             takes = np.minimum(left[chosen], np.maximum(room, 0))
             chosen, takes = chosen[takes > 0], takes[takes > 0]
             part = window.part(chosen, starts[chosen], starts[chosen] + takes)
@@ -317,10 +325,8 @@ class ModelBasedProposer(StatelessProposer, ABC):
         views["draft.loop_start"][:] = np.arange(key.num_reqs + 1)
         shape = (key.query_len, key.num_reqs)
         loop = {name: views[name].reshape(shape) for name in LOOP}
-        num_loop_rows = [self.num_loop_rows(count, k) for count in counts.tolist()]
-        write_loop(loop, window, num_loop_rows, self._layout)
-        window_views = self._window_views(key.num_reqs, k)
-        self.runtime.plan(self._window_rows(window_views))
+        write_loop(loop, window, self._loop_rows(counts, k), self._layout)
+        self.runtime.plan(self._rows[key.num_reqs, k])
 
     def _host_views(self, num_reqs: int, k: int) -> HostViews:
         """Inputs of a cell as numpy writes them, those of the window in the window's shape."""
@@ -332,6 +338,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
                 name for name, spec in self.runtime.buffers.specs.items() if spec.role == "input"
             ]
             self._host[num_reqs, k] = {name: views[name].numpy() for name in names}
+            self._rows[num_reqs, k] = self._window_rows(window)
         return self._host[num_reqs, k]
 
     def _prepare(self, key: ShapeKey, variant: int) -> None:

@@ -73,9 +73,9 @@ class MtpProposer(ModelBasedProposer):
         """What a step can have verified, and the slots whose deeper tokens were drafts then."""
         return k + len(self._layers)
 
-    def num_loop_rows(self, count: int, k: int) -> int:
+    def num_loop_rows(self, allowance: int, k: int) -> int:
         """Those that the last layer goes on from; the others are in the window."""
-        return max(count - len(self._layers), 0)
+        return max(allowance - len(self._layers), 0)
 
     def extend(self, views: Views, rows: Rows, activations: Activations) -> Tensor:
         self.ops.load_slots(views["draft.behind"], rows.slot_mapping)

@@ -40,7 +40,7 @@ INFO = ProposerInfo(
     name="ngram",
     summary="copies what followed the longest, then most recent, match of the newest tokens",
     kind="host",
-    matches=True,
+    longest_match=5,
     options=(
         OptionInfo(
             name="max_ngram_size",

@@ -1,4 +1,4 @@
-"""Names of draft sources: which exist, which are planned, which are refused; how to build one.
+"""Names of draft sources: which exist and which are refused; how to build one.
 
 Owns the registrations and the entry-point group through which third parties add theirs. The only
 place that knows concrete proposers; adding one is its file and one line here.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 
-from proposers.base import Proposer, Runtime
+from proposers.base import INTERFACE, Proposer, Runtime
 from proposers.device import DraftPlan, DraftSite, ModelProposer
 from proposers.info import ProposerInfo, ProposerSpec
 from proposers.override import OverridingProposer
+from proposers.refused import REFUSED
 
 ENTRY_POINT_GROUP = "graphengine.proposers"
 """An entry point of this group is named like the proposer and points to its ProposerSpec."""
@@ -39,45 +41,22 @@ _SCRIPTED = {
     "mock-mtp": "proposers.mock_model_specs:MTP",
 }
 
-_REFUSED: tuple[ProposerInfo, ...] = (
-    ProposerInfo(
-        name="medusa",
-        summary="independent heads, one for each future position",
-        kind="device",
-        status="unsupported",
-        reason="its heads ignore each other's choice and pay off only in trees; see tree",
-    ),
-    ProposerInfo(
-        name="tree",
-        summary="several candidates for each position (EAGLE-2 trees, SpecInfer, Sequoia)",
-        kind="device",
-        status="unsupported",
-        reason="a captured shape is num_reqs chains of k + 1 rows, with no room for branches",
-    ),
-    ProposerInfo(
-        name="lookahead",
-        summary="Jacobi iteration with an n-gram pool filled by the target itself",
-        kind="device",
-        status="unsupported",
-        reason="it needs an attention mask of its own; drafts here are one chain",
-    ),
-)
-
 
 def find(name: str) -> ProposerSpec:
     """The registration of a built proposer.
 
-    Raises ValueError, listing the valid names, for a name that is unknown, planned, unsupported or
-    registered twice.
+    Raises ValueError, listing the valid names, for a name that is unknown or unsupported; and where
+    a name is registered twice, or a package was written for another interface.
     """
     points = _entry_points()
     if name in points:
         return _load(points[name])
     valid = ", ".join(name for name in points if name not in _SCRIPTED)
-    for info in _REFUSED:
+    for info in REFUSED:
         if info.name == name:
             raise ValueError(
-                f"proposer {name!r} is {info.status}: {info.reason}; use one of: {valid}"
+                f"proposer {name!r} is {info.status}: {info.reason}; in its place: "
+                f"{' or '.join(info.instead)}; use one of: {valid}"
             )
     raise ValueError(f"unknown proposer {name!r}; use one of: {valid}")
 
@@ -86,12 +65,11 @@ def create(name: str, options: Mapping[str, object], runtime: Runtime) -> Propos
     """Build the proposer registered as name with its own options.
 
     Raises ValueError for a name that find() refuses, an option or value that is not allowed, what
-    only the runtime can tell, e.g. an id outside the vocabulary, and flags that its info has
-    otherwise.
+    only the runtime can tell, e.g. an id outside the vocabulary, and what `checked` refuses.
     """
     spec = find(name)
     assert spec.factory is not None, f"proposer {name!r} carries a model: see `plan`"
-    return checked(spec.factory(spec.info.resolve(options), runtime), spec.info)
+    return checked(spec.factory(spec.info.resolve(options), runtime), spec)
 
 
 def plan(name: str, options: Mapping[str, object], site: DraftSite) -> DraftPlan | None:
@@ -104,8 +82,17 @@ def plan(name: str, options: Mapping[str, object], site: DraftSite) -> DraftPlan
     return None if spec.open is None else spec.open(spec.info.resolve(options), site)
 
 
-def checked(proposer: Proposer, info: ProposerInfo) -> Proposer:
-    """The proposer; ValueError where its flags are not those that its info declares."""
+def checked(proposer: Proposer, spec: ProposerSpec) -> Proposer:
+    """The proposer; ValueError where it is not what its registration says, or lacks a method."""
+    info = spec.info
+    contract = Proposer if spec.open is None else ModelProposer
+    names = [name for name in dir(contract) if not name.startswith("_")]
+    missing = [name for name in names if not hasattr(proposer, name)]
+    if missing:
+        raise ValueError(
+            f"proposer {info.name!r} lacks {', '.join(missing)} of {contract.__module__}."
+            f"{contract.__name__}"
+        )
     for flag in ("name", "graph_safe", "needs_hidden_states", "produces_probs"):
         said, found = getattr(info, flag), getattr(proposer, flag)
         if said != found:
@@ -130,7 +117,7 @@ def infos(*, testing: bool = False) -> list[ProposerInfo]:
     """
     points = _entry_points()
     listed = [point for name, point in points.items() if testing or name not in _SCRIPTED]
-    return [*(_load(point).info for point in listed), *_REFUSED]
+    return [*(replace(_load(point).info, interface=INTERFACE) for point in listed), *REFUSED]
 
 
 def _entry_points() -> dict[str, EntryPoint]:
@@ -141,7 +128,7 @@ def _entry_points() -> dict[str, EntryPoint]:
     ]
     installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
     taken = Counter(point.name for point in (*own, *installed))
-    taken.update(info.name for info in _REFUSED)
+    taken.update(info.name for info in REFUSED)
     for point in installed:
         if taken[point.name] > 1:
             raise ValueError(
@@ -161,4 +148,11 @@ def _load(point: EntryPoint) -> ProposerSpec:
         raise ValueError(f"{origin} is a {type(spec).__name__}; it must be a ProposerSpec")
     if spec.info.name != point.name:
         raise ValueError(f"{origin} is named {spec.info.name!r} in its info; the two must agree")
+    own = point.name in _BUILTIN or point.name in _SCRIPTED
+    if not own and spec.info.interface != INTERFACE:
+        raise ValueError(
+            f"{origin} is written for interface {spec.info.interface or None!r} of proposers, and "
+            f"this is {INTERFACE!r}: install a version that fits; one that does says "
+            f"interface={INTERFACE!r} in its ProposerInfo"
+        )
     return spec

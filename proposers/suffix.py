@@ -44,7 +44,7 @@ INFO = ProposerInfo(
     name="suffix",
     summary="follows what most often came after the newest tokens, here and in earlier outputs",
     kind="host",
-    matches=True,
+    longest_match=24,
     options=(
         OptionInfo(
             name="max_match_length",

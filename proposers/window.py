@@ -7,7 +7,7 @@ it turns histories and block tables into token ids, positions and slots.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,12 @@ class Window:
     block_table: TokenArray  # [num_reqs, max_blocks]
     starts: TokenArray  # [num_reqs]
     ends: TokenArray  # [num_reqs]
+
+    def within(self, most_rows: int) -> Window:
+        """As many of the slots, in order, as there may be rows."""
+        left = np.maximum(self.ends - self.starts, 0)
+        takes = np.clip(most_rows - (np.cumsum(left) - left), 0, left)
+        return replace(self, ends=(self.starts + takes).astype(np.int32))
 
     def part(self, chosen: npt.NDArray[Any], starts: TokenArray, ends: TokenArray) -> Window:
         """Other slots of some of the requests."""

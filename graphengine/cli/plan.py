@@ -6,6 +6,7 @@ buffer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,7 +24,8 @@ from graphengine.memory import MemoryPlan, available_bytes, plan_memory
 from graphengine.models.loader import open_model
 from graphengine.models.locate import DEMO_MODEL
 from graphengine.resolve import ResolvedConfig, resolve
-from proposers import registry
+from proposers import ProposerInfo, registry
+from proposers.device import DRAFT_TIER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +39,17 @@ class PlannedBytes:
 
 def plan_bytes(resolved: ResolvedConfig) -> PlannedBytes:
     """Sizes as the runner would allocate them, without allocating."""
-    buffers = make_buffers(resolved.model, resolved.sizes, torch.device("meta"))
+    draft = resolved.draft
+    buffers = make_buffers(resolved.model, resolved.sizes, torch.device("meta"), draft)
     sizes = {name: buffers.whole(name).nbytes for name in buffers.specs}
-    cells = {key: _view_bytes(buffers, key) for key in resolved.table}
+    cells = {key: _view_bytes(buffers, key) for key in planned_cells(resolved)}
     return PlannedBytes(buffers=sizes, cells=cells, memory=plan_memory(resolved))
+
+
+def planned_cells(resolved: ResolvedConfig) -> list[ShapeKey]:
+    """Every cell that a start captures, in order: the target's, then those of drafts."""
+    drafts = resolved.table.draft_cells(DRAFT_TIER) if resolved.draft is not None else []
+    return [*resolved.table, *drafts]
 
 
 def _view_bytes(buffers: StaticBuffers, key: ShapeKey) -> int:
@@ -56,7 +65,7 @@ def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
     """
     config = options.config()
     opened = open_model(model)
-    resolved = resolve(opened.config, config)
+    resolved = resolve(opened.config, config, opened)
     kind = resolve_graph_kind(config.capture, resolved.device)
     planned = plan_bytes(resolved)
     memory = planned.memory
@@ -67,7 +76,7 @@ def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
     dtype = str(resolved.dtype).removeprefix("torch.")
     when = "on first use" if config.capture.lazy else "at start"
     console.print(
-        f"{len(resolved.table)} cells, graph kind {kind}, captured {when}; "
+        f"{len(planned.cells)} cells, graph kind {kind}, captured {when}; "
         f"max_num_seqs {sizes.max_num_seqs}, max_draft_tokens {sizes.max_draft_tokens}, "
         f"max_model_len {sizes.max_model_len}",
         soft_wrap=True,
@@ -94,7 +103,8 @@ def _cell_table(planned: PlannedBytes) -> Table:
 
 
 def _buffer_table(planned: PlannedBytes, resolved: ResolvedConfig) -> Table:
-    specs = {spec.name: spec for spec in buffer_specs(resolved.model, resolved.sizes)}
+    more = resolved.draft.buffers if resolved.draft is not None else ()
+    specs = {spec.name: spec for spec in (*buffer_specs(resolved.model, resolved.sizes), *more)}
     table = Table(title="static buffers, shared by all cells")
     for name in ("buffer", "written by", "shape", "dtype", "bytes"):
         table.add_column(name, justify="right" if name == "bytes" else "left", no_wrap=True)
@@ -116,24 +126,51 @@ def proposers(
     ] = False,
 ) -> None:
     """Print the support matrix of draft sources."""
+    infos = registry.infos(testing=testing)
     console = stdout()
+    served = [info for info in infos if info.status != "unsupported"]
+    console.print(_served_table(served))
+    console.print(_option_table(served))
+    console.print(_unsupported_table([info for info in infos if info.status == "unsupported"]))
+
+
+def _served_table(infos: Sequence[ProposerInfo]) -> Table:
     table = Table(title="draft sources")
-    columns = ("name", "status", "runs on", "captured", "hidden states", "draft probs")
-    for name in columns:
-        table.add_column(name, no_wrap=name == "name")
+    for name in ("method", "interface", "status", "runs"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("needs", max_width=len("hidden states"))
+    table.add_column("probs", no_wrap=True)
     table.add_column("what it is", ratio=1)
-    for info in registry.infos(testing=testing):
-        text = info.summary if not info.reason else f"{info.summary}. {_sentence(info.reason)}"
-        options = [f"{option.name}={option.default}" for option in info.options]
-        text += f" ({', '.join(options)})" if options else ""
-        flags = (info.graph_safe, info.needs_hidden_states, info.produces_probs)
-        table.add_row(info.name, info.status, info.kind, *map(_yes, flags), text)
-    console.print(table)
+    for info in infos:
+        needs = ["checkpoint"] if info.model == "required" else []
+        needs += ["hidden states"] if info.needs_hidden_states else []
+        table.add_row(
+            info.name,
+            info.interface,
+            info.status,
+            "captured" if info.graph_safe else f"on {info.kind}",
+            ", ".join(needs),
+            "yes" if info.produces_probs else "no",
+            info.summary,
+        )
+    return table
 
 
-def _yes(flag: bool) -> str:
-    return "yes" if flag else "no"
+def _option_table(infos: Sequence[ProposerInfo]) -> Table:
+    table = Table(title="their options")
+    for name in ("method", "option", "default"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("what it is", ratio=1)
+    for info in infos:
+        for option in info.options:
+            table.add_row(info.name, option.name, str(option.default), option.doc)
+    return table
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _unsupported_table(infos: Sequence[ProposerInfo]) -> Table:
+    table = Table(title="unsupported, and refused by name")
+    for name in ("method", "what it is", "why not", "in its place"):
+        table.add_column(name, no_wrap=name == "method")
+    for info in infos:
+        table.add_row(info.name, info.summary, info.reason, ", ".join(info.instead))
+    return table

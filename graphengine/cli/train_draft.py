@@ -124,6 +124,12 @@ class DraftOptions:
     intermediate: Annotated[
         int | None, _option(_DRAFT, "--intermediate", "Width of the MLP.", "N")
     ] = None
+    kv_heads: Annotated[
+        int | None,
+        _option(
+            _DRAFT, "--kv-heads", "Key and value heads of a layer. Default: the target's.", "N"
+        ),
+    ] = None
     dtype: Annotated[str, _option(_DRAFT, "--dtype", "bfloat16 or float32, of the checkpoint.")] = (
         "bfloat16"
     )
@@ -146,6 +152,7 @@ class DraftOptions:
             layers=self.layers,
             hidden=self.hidden,
             intermediate=self.intermediate,
+            kv_heads=self.kv_heads,
             dtype=cast(Any, self.dtype),
         )
 

@@ -15,8 +15,9 @@ import torch
 from graphengine.attention.base import AttentionBackend
 from graphengine.models.block import Block, ForwardBuffers, ForwardInputs, LayerWeights
 from graphengine.models.config import ModelConfig
-from graphengine.models.hidden_states import FINAL, HiddenStates, Tap
+from graphengine.models.hidden_states import HiddenStates
 from graphengine.models.layers import LayerOps, make_rope
+from proposers.device import FINAL, Tap
 
 Tensor = torch.Tensor
 

@@ -18,7 +18,7 @@ from graphengine.models.block import Block, LayerWeights
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, DecoderWeights
 from graphengine.models.hidden_states import HiddenStates
-from graphengine.models.layers import LayerOps, make_rope
+from graphengine.models.layers import LayerOps, Rope, make_rope
 from graphengine.models.native_ops import NativeOps
 from graphengine.models.torch_ops import TorchOps
 
@@ -54,6 +54,7 @@ class LayerFactory:
         self._max_model_len = max_model_len
         self._compiler = compiler
         self._scratch: Tensor | None = None  # of attention: no two calls overlap
+        self._ropes: dict[tuple[ModelConfig, int], Rope] = {}
 
     def ops(self, rms_norm_eps: float) -> LayerOps:
         """Operations whose norms have this epsilon."""
@@ -108,5 +109,13 @@ class LayerFactory:
             kv_cache,
             ops=ops,
             attention=self.attention(config, block_size=block_size),
-            rope=make_rope(config, self._max_model_len, block_size=block_size),
+            rope=self._rope(config, block_size),
         )
+
+    def _rope(self, config: ModelConfig, block_size: int) -> Rope:
+        """One for all layers of a config."""
+        if (config, block_size) not in self._ropes:
+            self._ropes[config, block_size] = make_rope(
+                config, self._max_model_len, block_size=block_size
+            )
+        return self._ropes[config, block_size]

@@ -9,23 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Final, Literal
 
 import torch
 
 from graphengine.kernels.ops import check_contiguous, kernel_suffix, native_op
+from proposers.device import Tap
 
 Tensor = torch.Tensor
-
-FINAL: Final = "final"
-# The residual stream after so many layers (0: the embedding), or what the output head reads: the
-# last of them behind the final norm.
-Tap = int | Literal["final"]
-
-
-def slot_bytes(num_taps: int, hidden_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one token's states."""
-    return num_taps * hidden_size * dtype.itemsize
 
 
 class HiddenStates:
@@ -41,7 +31,7 @@ class HiddenStates:
         storage: [num_blocks * block_size, len(taps) * hidden_size].
 
     Raises:
-        ValueError: no taps, or one twice.
+        ValueError: no taps, or one twice; or the memory cannot be had.
     """
 
     def __init__(

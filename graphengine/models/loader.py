@@ -124,6 +124,17 @@ def load_weights(
         _check_tied(destinations[EMBEDDING], source)
 
 
+def check_weights(
+    destinations: Mapping[str, Tensor], source: WeightSource, *, config: ModelConfig
+) -> None:
+    """Hold names and shapes to a source's headers; destinations may be on the meta device.
+
+    Raises:
+        ValueError: as `load_weights`; nothing is read.
+    """
+    _plan(destinations, source, config)
+
+
 def _plan(
     destinations: Mapping[str, Tensor], source: WeightSource, config: ModelConfig
 ) -> dict[str, str]:

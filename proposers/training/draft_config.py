@@ -26,6 +26,7 @@ class DraftConfig:
     layers: int | None = None  # draft_model
     hidden: int | None = None  # draft_model
     intermediate: int | None = None  # of the MLP
+    kv_heads: int | None = None  # key and value heads of a layer
     dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of the checkpoint
 
     def __post_init__(self) -> None:
@@ -41,7 +42,7 @@ class DraftConfig:
             for name in names:
                 if kind != self.kind and getattr(self, name) is not None:
                     raise ValueError(f"{name}={getattr(self, name)}: only kind {kind} has it")
-        for name in ("layers", "hidden", "intermediate"):
+        for name in ("layers", "hidden", "intermediate", "kv_heads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: expected at least 1")
@@ -67,24 +68,28 @@ class DraftConfig:
         size and their number follows its width.
 
         Raises:
-            ValueError: a width that is no multiple of the head size.
+            ValueError: a width that is no multiple of the head size, or heads that do not divide.
         """
-        sizes = replace(target, intermediate_size=self.intermediate or target.intermediate_size)
-        if self.hidden is None:
-            return sizes
-        heads, rest = divmod(self.hidden, target.head_dim)
-        if rest or not heads:
-            raise ValueError(
-                f"hidden={self.hidden}: expected a multiple of the target's head size, "
-                f"{target.head_dim}"
-            )
-        kv_heads = max(n for n in range(1, target.num_kv_heads + 1) if heads % n == 0)
+        hidden = self.hidden or target.hidden_size
+        heads, kv_heads = target.num_heads, self.kv_heads
+        if self.hidden is not None:
+            heads, rest = divmod(hidden, target.head_dim)
+            if rest or not heads:
+                raise ValueError(
+                    f"hidden={hidden}: expected a multiple of the target's head size, "
+                    f"{target.head_dim}"
+                )
+        if kv_heads is None:
+            kv_heads = max(n for n in range(1, target.num_kv_heads + 1) if heads % n == 0)
+        if heads % kv_heads:
+            raise ValueError(f"kv_heads={kv_heads}: expected a divisor of the {heads} query heads")
+        inner = target.intermediate_size if self.hidden is None else 3 * hidden
         return replace(
-            sizes,
-            hidden_size=self.hidden,
+            target,
+            hidden_size=hidden,
             num_heads=heads,
             num_kv_heads=kv_heads,
-            intermediate_size=self.intermediate or 3 * self.hidden,
+            intermediate_size=self.intermediate or inner,
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from proposers.training.draft_vocab import d2t, t2d
 from proposers.training.heads import Draft
@@ -33,7 +33,8 @@ def save_checkpoint(
         for name, tensor in tensors.items()
     }
     contiguous = {name: tensor.contiguous() for name, tensor in stored.items()}
-    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    data = save(contiguous, metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(data)
     text = json.dumps({**config, "torch_dtype": str(dtype).removeprefix("torch.")}, indent=2)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 

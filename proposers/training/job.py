@@ -42,7 +42,8 @@ class DraftJob:
         draft: what is trained.
         training: how.
         out: folder of the checkpoint and its curves.
-        work: folder of hidden states and of the run's own checkpoints; of no use afterwards.
+        work: folder of hidden states and of the run's own checkpoint, which drafts of other kinds
+            may share; of no use afterwards.
         device: what is trained on.
     """
 
@@ -81,7 +82,10 @@ class DraftJob:
             draft, objective, cache, self.pieces, config=self.training, device=self.device
         )
         self.out.mkdir(parents=True, exist_ok=True)
-        points = trainer.run(self.work, self._key(), progress=progress, measured=self._write_curves)
+        checkpoint = self.work / f"{config.kind}.pt"
+        points = trainer.run(
+            checkpoint, self._key(), progress=progress, measured=self._write_curves
+        )
         self._export(draft, draft_ids)
         return points
 

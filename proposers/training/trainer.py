@@ -24,7 +24,6 @@ from proposers.training.hidden_cache import HiddenCache, Progress
 from proposers.training.objective import Acceptance, Objective
 from proposers.training.optimizer import DraftOptimizer
 
-STATE_FILE = "state.pt"
 Precision = Literal["auto", "bfloat16", "float32"]
 
 
@@ -130,16 +129,16 @@ class Trainer:
 
     def run(
         self,
-        folder: Path,
+        path: Path,
         key: str,
         *,
         progress: Progress | None = None,
         measured: Callable[[Sequence[Point]], None] | None = None,
     ) -> list[Point]:
-        """Train to the last step, from the folder's checkpoint where there is one.
+        """Train to the last step, from the checkpoint where there is one.
 
         Args:
-            folder: of the checkpoint.
+            path: of the checkpoint.
             key: everything that the weights follow from; a checkpoint of another key is refused.
             progress: called with the phase "training" after each step.
             measured: called with all points after each measurement.
@@ -147,7 +146,7 @@ class Trainer:
         Raises:
             ValueError: the checkpoint is of another key, or cannot be read.
         """
-        path, config, state = folder / STATE_FILE, self._config, self._state
+        config, state = self._config, self._state
         if path.exists():
             self._load(path, key)
         lengths = [self._cache.lengths[index] for index in self._train]

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from profiles.tiny_drafts import write_draft
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup, scripted
@@ -29,7 +31,7 @@ AnswersOf = Callable[[str, str, str], list[Answer]]
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "proposer": (
-        *("ngram", "suffix", "successor", "eagle"),
+        *("ngram", "suffix", "successor", "draft_model", "eagle", "mtp"),
         *("oracle", "junk", "exactly", "ragged", "empty"),
     ),
     # (compile, k, max_num_seqs): few of them through torch.compile, which takes seconds for each
@@ -85,6 +87,20 @@ def make_setup(row: dict[str, Any]) -> Setup:
     )
 
 
+def draft_of(method: str, name: str, checkpoints: Checkpoints) -> Path:
+    """A draft's checkpoint for the named target."""
+    if method == "draft_model":
+        return checkpoints.get("loopy")  # of one of them itself
+    if method == "eagle":
+        return checkpoints.get(HEADS[name])
+    target = checkpoints.get(name)
+    folder = target.with_name(f"{name}-mtp")
+    if not folder.exists():
+        folder.mkdir()
+        write_draft("mtp", folder, target)
+    return folder
+
+
 def run_row(
     row: dict[str, Any],
     checkpoints: Checkpoints,
@@ -105,9 +121,9 @@ def run_row(
     setup, method = make_setup(row), row["proposer"]
     if method in ("ngram", "suffix", "successor"):
         engine = setup.start(checkpoints.get(name), method=method)
-    elif method == "eagle":
-        head = checkpoints.get(HEADS[name])
-        engine = setup.start(checkpoints.get(name), method=method, model=str(head))
+    elif method in ("draft_model", "eagle", "mtp"):
+        model = draft_of(method, name, checkpoints)
+        engine = setup.start(checkpoints.get(name), method=method, model=str(model))
     else:
         proposer = scripted(method, records, accept=seed % (k + 1), seed=seed)
         engine = setup.start(checkpoints.get(name), proposer)
@@ -164,7 +180,7 @@ BASE = {
 }
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "successor", "eagle"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "successor", "draft_model", "eagle"])
 def test_drafts_are_accepted_and_change_nothing(
     method: str, checkpoints: Checkpoints, answers_of: AnswersOf
 ) -> None:

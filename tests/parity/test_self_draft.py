@@ -7,6 +7,7 @@ A slip of one in draft KV, positions, rollback or catch-up shows as a draft that
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,22 @@ def test_all_drafts_are_accepted_for_500_steps(batch: int, checkpoints: Checkpoi
     engine.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+def test_500_steps_of_everything(k: int, checkpoints: Checkpoints) -> None:
+    """Guards the same at every k through joins, leaves, aborts and preemption, up to batch 16."""
+    harness = start(checkpoints.get(), Setup(k=k, max_num_seqs=16, num_blocks=70, budget=90))
+    seed = 0
+    while harness.num_steps < 500:
+        jobs = random_jobs(100 * k + seed, 40, 20)
+        harness.run([replace(job, request_id=f"{seed}-{job.request_id}") for job in jobs])
+        seed += 1
+    check_all_accepted(harness, 2000)
+    assert harness.engine.stats().num_preemptions > 0
+    assert max(harness.batch_sizes) == 16
+    harness.engine.close()
+
+
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("length", EDGES)
 def test_every_residue_of_a_prompt_to_a_block(
@@ -132,6 +149,59 @@ def test_pauses_are_caught_up(schedule: tuple[int, ...], checkpoints: Checkpoint
         harness.engine.draft_limit = schedule[turn % len(schedule)]
         harness.step()
     check_all_accepted(harness, 200)
+    harness.engine.close()
+
+
+def test_a_long_gap_is_caught_up_in_steps_of_bounded_cost(checkpoints: Checkpoints) -> None:
+    """Guards batch mates that would wait for thousands of draft rows in one step."""
+    setup = Setup(k=3, max_num_seqs=3, max_model_len=512)
+    harness = start(checkpoints.get(), setup)
+    harness.engine.draft_limit = 0
+    for index in range(3):
+        harness.add(f"r{index}", [index + 1] * 300, params(40, index))
+    while any(request.kv_len < 299 for request in harness.requests.values()):
+        harness.step()
+    harness.engine.draft_limit = 3
+    before = {name: request.draft_len for name, request in harness.requests.items()}
+    assert not any(before.values())
+    filled = 0
+    while filled < 3 * 300:
+        harness.step()
+        lengths = {name: request.draft_len for name, request in harness.requests.items()}
+        now = sum(lengths.values())
+        assert now - filled <= 256 + 3 * (3 + 2), "more than a forward's rows in one step"
+        assert now > filled, "a gap that is not closed"
+        filled = now
+    harness.drain()
+    check_all_accepted(harness, 60)
+    harness.engine.close()
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_who_is_never_drafted_for_costs_no_draft_pass(
+    max_tokens: int, checkpoints: Checkpoints
+) -> None:
+    """Guards case 26: one token to come, or two, of which the second is the bonus."""
+    harness = start(checkpoints.get(), Setup(k=3))
+    harness.add("short", [5] * 20, params(max_tokens))
+    harness.drain()
+    stats = harness.engine.stats()
+    assert not [key for key in stats.replays if key.endswith(":draft")] or max_tokens == 2
+    assert ("fill:draft_model" in stats.eager_fallbacks) == (max_tokens == 2)
+    harness.engine.close()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_drafts_at_the_context_limit_are_a_row_s_own(alone: bool, checkpoints: Checkpoints) -> None:
+    """Guards rows near the limit that are drafted for, or not, as their batch mates allow."""
+    harness = start(checkpoints.get(), Setup(k=6, max_model_len=64))
+    if not alone:
+        harness.add("mate", [9] * 5, params(50, 1))
+    harness.add("long", [5] * 58, params(6))
+    harness.drain()
+    request = harness.requests["long"]
+    assert request.metrics.num_draft_tokens == request.metrics.num_accepted_tokens > 0
+    assert request.metrics.num_steps == 1, "five of the last six tokens are drafted in one step"
     harness.engine.close()
 
 

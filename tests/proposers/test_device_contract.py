@@ -292,7 +292,7 @@ def test_a_stand_in_has_the_contract_of_its_original(name: str, start: Start) ->
     engines = [start(one) for one in (name, CASES[name].mock)]
     real, mock = (engine.proposer for engine in engines)
     infos = [registry.find(engine.proposer.name).info for engine in engines]
-    for flag in ("kind", "graph_safe", "needs_hidden_states", "produces_probs", "matches"):
+    for flag in ("kind", "graph_safe", "needs_hidden_states", "produces_probs", "longest_match"):
         assert getattr(infos[0], flag) == getattr(infos[1], flag), flag
     plans = [engine.resolved.draft for engine in engines]
     assert plans[0].lookahead == plans[1].lookahead

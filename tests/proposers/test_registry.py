@@ -2,13 +2,18 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from proposers import registry
+from proposers import INTERFACE, Proposer, ProposerInfo, ProposerSpec, registry
+from proposers.mock_model_specs import EAGLE
 from proposers.ngram import NgramProposer
+from proposers.refused import REFUSED
 from tests.proposers.helpers import TinyRuntime, install_entry_point, make_inputs
+from tests.third_party import repeat_last
 
 THIRD_PARTY = "tests.third_party.repeat_last"
 
@@ -23,18 +28,14 @@ def test_unknown_name_lists_the_valid_ones() -> None:
         create("n-gram")
 
 
-@pytest.mark.parametrize(
-    ("name", "status"),
-    [
-        ("medusa", "unsupported"),
-        ("tree", "unsupported"),
-        ("lookahead", "unsupported"),
-    ],
-)
-def test_known_but_refused_names_say_why(name: str, status: str) -> None:
+@pytest.mark.parametrize("info", REFUSED, ids=lambda info: info.name)
+def test_known_but_refused_names_say_why(info: ProposerInfo) -> None:
     """Guards against a known method that looks like a typing error, or half works."""
-    with pytest.raises(ValueError, match=rf"'{name}' is {status}: .{{10,}}; use one of: ngram"):
-        create(name)
+    built = {one.name for one in registry.infos() if one.status == "built"}
+    assert set(info.instead) <= built
+    said = rf"'{info.name}' is unsupported: .{{10,}}; in its place: .*{info.instead[0]}.*; use one "
+    with pytest.raises(ValueError, match=said + "of: ngram"):
+        create(info.name)
 
 
 def test_default_list_hides_the_scripted_proposers() -> None:
@@ -63,7 +64,9 @@ def test_every_row_of_the_matrix_explains_itself() -> None:
     """Guards against empty cells in the printed matrix."""
     for info in registry.infos(testing=True):
         assert info.summary
-        assert bool(info.reason) == (info.status in ("planned", "unsupported")), info.name
+        refused = info.status == "unsupported"
+        assert bool(info.reason) == bool(info.instead) == refused, info.name
+        assert info.interface == ("" if refused else INTERFACE), info.name
         for option in info.options:
             assert option.doc, f"{info.name}.{option.name}"
 
@@ -79,7 +82,7 @@ def test_third_party_is_listed_and_built(monkeypatch: pytest.MonkeyPatch, tmp_pa
         create("nothing")
 
 
-@pytest.mark.parametrize("name", ["ngram", "mock-oracle", "eagle"])
+@pytest.mark.parametrize("name", ["ngram", "mock-oracle", "medusa"])
 def test_taken_name_is_an_error_even_if_another_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
@@ -110,6 +113,45 @@ def test_broken_entry_point_is_named(
     assert target in str(error.value)
     # A broken plug-in is no reason to refuse a proposer that does not need it.
     assert isinstance(create("ngram"), NgramProposer)
+
+
+@pytest.mark.parametrize("written_for", ["", "0", "2"])
+def test_another_interface_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written_for: str
+) -> None:
+    """Guards against a package that is called in a way that it was not written for."""
+    other = replace(repeat_last.INFO, interface=written_for)
+    spec = ProposerSpec(info=other, factory=repeat_last.build)
+    monkeypatch.setattr(repeat_last, "SPEC", spec)
+    install_entry_point(monkeypatch, tmp_path, "repeat-last", f"{THIRD_PARTY}:SPEC")
+    message = f"'repeat-last' = .* for interface {written_for or None!r} of .* this is '1'"
+    for call in (lambda: create("repeat-last"), registry.infos):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert isinstance(create("ngram"), NgramProposer)
+
+
+class Unfinished:
+    """A proposer that was written before the contract was complete."""
+
+    name = "ngram"
+    graph_safe = needs_hidden_states = produces_probs = False
+
+    def propose(self, inputs: object) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("spec", "lacks"),
+    [
+        (registry.find("ngram"), "capture, forget, on_commit of proposers.base.Proposer"),
+        (EAGLE, "first_drafts, forget, on_commit, prefill, suspects, variants of .*ModelProposer"),
+    ],
+)
+def test_missing_methods_are_named(spec: ProposerSpec, lacks: str) -> None:
+    """Guards against a model's proposer that passes for one of the host and gets no KV."""
+    with pytest.raises(ValueError, match=f"proposer '{spec.info.name}' lacks .*{lacks}"):
+        registry.checked(cast(Proposer, Unfinished()), spec)
 
 
 def test_options_are_checked_without_a_runtime() -> None:

@@ -43,6 +43,17 @@ def test_planted_big_file_is_found(plant: Plant) -> None:
     assert [v.path for v in rules.hygiene(root)] == ["big.bin"]
 
 
+def test_planted_weights_over_the_total_are_found(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a checkout that grows with every head that somebody trains."""
+    monkeypatch.setattr(rules, "MAX_WEIGHTS_BYTES", rules.MAX_TRACKED_BYTES + 10)
+    root = plant({"a.safetensors": "\0" * (rules.MAX_TRACKED_BYTES + 1)})
+    assert not rules.hygiene(root)
+    (root / "b.safetensors").write_bytes(b"\0" * 10)
+    assert [v.path for v in rules.hygiene(root)] == ["b.safetensors"]
+
+
 def test_ignored_files_do_not_count(plant: Plant) -> None:
     """Guards against an environment or build failing the check, and new files escaping it."""
     bad = "# TO" + "DO\n"

@@ -20,6 +20,7 @@ INFO = ProposerInfo(
     name="repeat-last",
     summary="repeats the newest token",
     kind="host",
+    interface="1",
     options=(OptionInfo(name="times", default=3, doc="how often, tokens", rule=integers(1, 64)),),
 )
 

@@ -60,6 +60,26 @@ def test_plan_is_what_is_allocated(checkpoint: Path) -> None:
     engine.close()
 
 
+def test_plan_of_a_draft_is_what_is_allocated(cli: Cli, checkpoint: Path) -> None:
+    """Guards a plan that leaves out the draft's weights, KV, buffers or cells."""
+    config = EngineOptions(
+        max_num_seqs=3,
+        max_model_len=256,
+        speculate="draft_model:2",
+        draft_model=str(checkpoint),
+    ).config()
+    engine = Engine(checkpoint, config)
+    planned = plan_bytes(engine.resolved)
+    assert sum(planned.buffers.values()) == engine.runner.buffers.num_bytes
+    captured = engine.stats().capture_seconds
+    assert list(map(str, planned.cells)) == list(captured)
+    engine.close()
+    arguments = ["--speculate", "draft_model:2", "--draft-model", "/nowhere"]
+    refused = cli("capture-plan", str(checkpoint), *arguments)
+    assert refused.code == 2
+    assert "/nowhere" in refused.err
+
+
 def test_capture_plan_lists_every_cell_without_weights(
     cli: Cli, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,15 +106,40 @@ def test_capture_plan_lists_every_cell_without_weights(
         assert buffer in result.out
 
 
-def test_proposers_lists_the_registry(cli: Cli) -> None:
-    """Guards against a support matrix that hides what is refused, and why."""
+@pytest.mark.parametrize("width", [100, 120])
+def test_proposers_lists_the_registry(
+    cli: Cli, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a support matrix that hides what is refused, and why, or cuts words off."""
+    monkeypatch.setattr("graphengine.cli.console.PIPED_WIDTH", width)
     result = cli("proposers")
     assert result.code == 0
-    rows = {line.split("│")[1].strip(): line for line in result.out.splitlines() if "│" in line}
+    assert "…" not in result.out
+    served, options, unsupported = map(_rows, re.split(r"their options|unsupported,", result.out))
     for info in registry.infos():
-        assert info.status in rows[info.name]
+        if info.status == "unsupported":
+            assert unsupported[info.name][-1].split() == ", ".join(info.instead).split()
+            assert unsupported[info.name][2] == info.reason
+            continue
+        runs = "captured" if info.graph_safe else f"on {info.kind}"
+        assert served[info.name][1:4] == [info.interface, info.status, runs]
+        assert served[info.name][5:] == ["yes" if info.produces_probs else "no", info.summary]
+        assert (info.name in options) == bool(info.options)
     assert "mock-oracle" not in result.out
-    assert "mock-oracle" in cli("proposers", "--testing").out
+    assert {"mock-oracle", "mock-eagle"} <= _rows(cli("proposers", "--testing").out).keys()
+
+
+def _rows(printed: str) -> dict[str, list[str]]:
+    """Cells of each row of a table, by the first of them, wrapped lines joined again."""
+    found: dict[str, list[str]] = {}
+    for line in printed.splitlines():
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        if cells and cells[0]:
+            name, found[cells[0]] = cells[0], cells
+        elif cells:
+            pairs = zip(found[name], cells, strict=True)
+            found[name] = [f"{old} {new}".strip() for old, new in pairs]
+    return found
 
 
 def test_painting_adds_colours_and_nothing_else() -> None:

@@ -34,7 +34,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["--draft-vocab", 50, "--taps", "0,1,2", "--norm-output", "--no-fc-norm"],
             {"draft_vocab_size": 50, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
         ),
-        ("eagle1", ["--intermediate", 32], {"intermediate_size": 32, "bias": False}),
+        (
+            "eagle1",
+            ["--intermediate", 32, "--kv-heads", 4],
+            {"intermediate_size": 32, "num_key_value_heads": 4, "bias": False},
+        ),
         ("mtp", ["--dtype", "float32"], {"num_nextn_predict_layers": 1, "torch_dtype": "float32"}),
         ("draft_model", ["--layers", 1, "--hidden", 32], {"hidden_size": 32}),
     ],

@@ -14,7 +14,7 @@ from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.memory import plan_memory
 from graphengine.sampling.params import SamplingParams
-from tests.graphengine.engine.checkpoints import Checkpoints
+from tests.graphengine.engine.checkpoints import Checkpoints, edit_weights
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup
 from tests.tiny import VOCAB_SIZE, make_checkpoint
@@ -34,8 +34,12 @@ PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
         ({"method": "ngram", "override": "suffix"}, "override='suffix': proposer 'ngram' carries"),
         ({"method": "draft_model", "model": "x", "override": "eagle"}, "override='eagle': allowed"),
         (
-            {"method": "draft_model", "model": "x", "override_min_match": 0},
-            "override_min_match=0: expected an integer from 1 to 64",
+            {"method": "draft_model", "model": "x", "override_min_match": 3},
+            "override_min_match=3: there is no override",
+        ),
+        (
+            {"method": "draft_model", "model": "x", "override": "ngram", "override_min_match": 6},
+            "override_min_match=6: expected an integer from 1 to 5",
         ),
         ({"method": "draft_model", "model": "x", "max_draft_tokens": 0}, "max_draft_tokens=0"),
         ({"method": "draft_model", "model": "x", "max_draft_tokens": 1.9}, "max_draft_tokens=1.9"),
@@ -64,6 +68,17 @@ def test_a_missing_checkpoint(
 ) -> None:
     with pytest.raises(ValueError, match=r"SpeculativeConfig.model=.*nowhere.* does not exist"):
         start(checkpoints.get(), tmp_path / "nowhere", monkeypatch)
+
+
+def test_a_draft_model_that_lacks_a_tensor(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards an error that comes after the target's weights and names neither path nor field."""
+    draft = tmp_path / "broken"
+    shutil.copytree(checkpoints.get(), draft)
+    edit_weights(draft, lambda weights: weights.pop("model.layers.0.mlp.down_proj.weight"))
+    with pytest.raises(ValueError, match=r"SpeculativeConfig.model=.*broken.*lacks 1 parameters"):
+        start(checkpoints.get(), draft, monkeypatch)
 
 
 def test_another_tokenizer(

@@ -90,6 +90,22 @@ FAULTS: dict[str, tuple[Change, str]] = {
     ),
     "projection": (without("fc.weight"), "lacks 1 parameters: fc.weight"),
     "norm": (settings(norm_before_fc=True), "lacks 1 parameters: input_norm.weight"),
+    "a layer's parameter": (
+        without("layers.0.mlp.up_proj.weight"),
+        "lacks 1 parameters: layers.0.mlp.up_proj.weight",
+    ),
+    "a layer's shape": (
+        with_tensor("layers.0.mlp.up_proj.weight", 3, 3),
+        r"up_proj.weight has shape \[3, 3\]",
+    ),
+    "one too many": (
+        with_tensor("layers.0.extra.weight", 3),
+        "holds 1 tensors that its architecture has no place for: layers.0.extra.weight",
+    ),
+    "a norm too many": (
+        with_tensor("fc_norm.0.weight", 64),
+        "holds 1 tensors that its architecture has no place for: fc_norm.0.weight",
+    ),
     "kind": (settings(medusa_num_heads=3), "medusa_num_heads=3 is of another kind of head, Medusa"),
     "layers": (settings(rope_scaling={"type": "dynamic"}), "rope kind 'dynamic' is not supported"),
     "family": (settings(architectures=None, model_type="phi"), "model_type 'phi' is not supported"),
@@ -123,26 +139,6 @@ def test_what_is_no_head(
     (other / "config.json").write_text(json.dumps({"architectures": ["Phi3ForCausalLM"]}))
     with pytest.raises(ValueError, match=r"architectures=\['Phi3ForCausalLM'\] is not supported"):
         start(checkpoints.get(), other, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (without("layers.0.mlp.up_proj.weight"), "lacks 1 parameters: layers.0.mlp.up_proj.weight"),
-        (with_tensor("layers.0.extra.weight", 3), "holds 1 tensors .* layers.0.extra.weight"),
-        (with_tensor("layers.0.mlp.up_proj.weight", 3, 3), "up_proj.weight has shape"),
-    ],
-)
-def test_tensors_of_layers(
-    change: Change, message: str, checkpoints: Checkpoints, tmp_path: Path
-) -> None:
-    """A head that is loaded in part: its layers are checked as they are loaded."""
-    head = Head()
-    config, tensors = head.config, make_eagle3(tmp_path, head)
-    change(config, tensors)
-    write(tmp_path, config, tensors)
-    with pytest.raises(ValueError, match=message):
-        SETUP.start(checkpoints.get(), method="eagle", model=str(tmp_path))
 
 
 def test_left_overs_of_training_are_passed_over(checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -145,6 +145,9 @@ def test_sizes_of_a_draft_model_follow_its_width() -> None:
         sizes: LayerSizes = config.sizes(target)
         assert (sizes.num_heads, sizes.num_kv_heads) == (heads, kv_heads)
         assert sizes.intermediate_size == 3 * hidden
+    assert DraftConfig(kind="eagle3", kv_heads=9).sizes(target).num_kv_heads == 9
+    with pytest.raises(ValueError, match="kv_heads=2: expected a divisor of the 9 query heads"):
+        DraftConfig(kind="eagle3", kv_heads=2).sizes(target)
     with pytest.raises(ValueError, match="hidden=20: expected a multiple"):
         DraftConfig(kind="draft_model", hidden=20).sizes(target)
 
