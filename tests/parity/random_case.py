@@ -173,14 +173,16 @@ class Case:
         if method == "mtp" and not self.has_plain_layers:
             return {}
         drawn = ("greedy", "probabilistic") if rejects else ("greedy", "coupled")
-        return {
+        options = {
             "method": method,
             "model": str(make(self)),
             "draft_sampling": draw.choice(drawn),
-            "override": draw.choice((None, None, "ngram", "suffix")),
-            "override_min_match": draw.randint(1, 5),
             "self_check": "off",
         }
+        override, min_match = draw.choice((None, None, "ngram", "suffix")), draw.randint(1, 5)
+        if override is not None:
+            options |= {"override": override, "override_min_match": min_match}
+        return options
 
     def start(self) -> tuple[Engine, HostileProposer]:
         """The engine of the case, and what drafts in it."""
