@@ -8,7 +8,9 @@ row-invariant. Knows nothing of what is trained; hands out `proposers.training`'
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 from torch.nn import functional
@@ -176,8 +178,14 @@ def describe_target(name: str, model: ModelConfig, weights: DecoderWeights) -> T
 
 
 def fingerprint(weights: DecoderWeights, model: ModelConfig) -> str:
-    """Hexadecimal digest of every parameter and of the config."""
-    digest = hashlib.sha256(repr(model).encode())
+    """Hexadecimal digest of every parameter, and of what else its hidden states follow from."""
+    about = {
+        "heads": (model.num_heads, model.num_kv_heads, model.head_dim),
+        "rms_norm_eps": model.rms_norm_eps,
+        "rope": asdict(model.rope),
+        "sliding_window": model.sliding_window,
+    }
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, tensor in sorted(weights.destinations(model).items()):
         digest.update(name.encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
