@@ -1,14 +1,15 @@
-"""Chats that a model has with itself: what drafts for it are trained on.
+"""Chats that a model has with itself, or answers to questions: what drafts for it are trained on.
 
-The model is given its chat template up to the user's turn, and writes that turn itself; then it
-answers (Magpie, 2406.08464). So the text is what it would say, and nothing else is needed. Every
+In a chat with itself the model is given its chat template up to the user's turn, and writes that
+turn, too (Magpie, 2406.08464). So the text is what it would say, and nothing else is needed. Every
 chat follows from its index, whatever is generated beside it. Knows nothing of training.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from graphengine.llm import LLM
@@ -16,11 +17,23 @@ from graphengine.models.tokenizer import Tokenizer
 from graphengine.sampling.params import SamplingParams
 
 GROUP = 64  # chats that are generated and written together
-MAX_USER_TOKENS, MAX_ANSWER_TOKENS = 96, 320
+MAX_USER_TOKENS = 96
 # What engines for this are started with: room for a template, a turn and an answer.
 MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 32
 _SHORTEST_TURN = 8  # characters; what is shorter asks nothing
 _MARK = "THE USER'S TURN"
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """How answers are drawn: most of them at temperature 0.7."""
+
+    max_tokens: int
+    greedy_every: int  # one in so many is greedy
+
+
+TO_ITSELF = Answering(max_tokens=320, greedy_every=3)
+TO_QUESTIONS = Answering(max_tokens=192, greedy_every=2)
 
 
 def write_chats(
@@ -30,7 +43,6 @@ def write_chats(
 
     A turn that the model does not end, or that is nearly empty, makes no chat, so there are fewer
     lines. A line has `index`, `user`, `prompt_ids`, `output_ids` and the answer's finish `reason`.
-    Every third answer is greedy, the others are drawn at temperature 0.7.
 
     Args:
         llm: the model, with a chat template.
@@ -41,15 +53,54 @@ def write_chats(
     Raises:
         ValueError: the model has no chat template, or a line of the file is none of this.
     """
-    tokenizer = llm.tokenizer
-    if tokenizer is None or not tokenizer.has_chat_template:
-        raise ValueError("the model has no chat template, so it cannot chat with itself")
-    before = user_prefix(tokenizer)
+    before = user_prefix(_chat_tokenizer(llm))
+
+    def chats(indices: range) -> list[str]:
+        return _answers(llm, _turns(llm, before, indices), TO_ITSELF)
+
+    _append(file, count, chats, progress)
+
+
+def write_answers(
+    llm: LLM, file: Path, questions: Sequence[str], progress: Callable[[int], None] | None = None
+) -> None:
+    """Append what is missing of the answers to questions: lines as of `write_chats`, in order.
+
+    Args:
+        llm: the model, with a chat template.
+        file: made where it is missing; may hold answers to the first of these questions already.
+        questions: a user's turn each.
+        progress: called with how many have been answered.
+
+    Raises:
+        ValueError: the model has no chat template, or a line of the file is none of this.
+    """
+    _chat_tokenizer(llm)
+
+    def answers(indices: range) -> list[str]:
+        return _answers(llm, {index: questions[index] for index in indices}, TO_QUESTIONS)
+
+    _append(file, len(questions), answers, progress)
+
+
+def _chat_tokenizer(llm: LLM) -> Tokenizer:
+    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+        raise ValueError("the model has no chat template, so it cannot chat")
+    return llm.tokenizer
+
+
+def _append(
+    file: Path,
+    count: int,
+    lines_of: Callable[[range], list[str]],
+    progress: Callable[[int], None] | None,
+) -> None:
+    """Write lines of the indices that the file lacks, a group at a time."""
     start = _next_index(file)
     with file.open("a", encoding="utf-8") as lines:
         while start < count:
             stop = min(start + GROUP, count)
-            lines.writelines(_chats(llm, before, range(start, stop)))
+            lines.writelines(lines_of(range(start, stop)))
             lines.flush()
             start = stop
             if progress is not None:
@@ -69,8 +120,8 @@ def user_prefix(tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode_plain(before)
 
 
-def _chats(llm: LLM, before: list[int], indices: range) -> list[str]:
-    """A line each for the chats of these indices that there are."""
+def _turns(llm: LLM, before: list[int], indices: range) -> dict[int, str]:
+    """What the model asks, by index, where it asks something."""
     asking = [
         SamplingParams(temperature=1.0, top_p=0.95, max_tokens=MAX_USER_TOKENS, seed=2 * index)
         for index in indices
@@ -81,12 +132,16 @@ def _chats(llm: LLM, before: list[int], indices: range) -> list[str]:
         for index, turn in zip(indices, turns, strict=True)
         if turn.outputs[0].finish_reason == "stop"
     }
-    users = {index: user for index, user in users.items() if len(user) >= _SHORTEST_TURN}
+    return {index: user for index, user in users.items() if len(user) >= _SHORTEST_TURN}
+
+
+def _answers(llm: LLM, users: dict[int, str], how: Answering) -> list[str]:
+    """A line each."""
     prompts = [llm.chat_prompt([{"role": "user", "content": user}]) for user in users.values()]
     answering = [
         SamplingParams(
-            temperature=0.7 if index % 3 else 0.0,
-            max_tokens=MAX_ANSWER_TOKENS,
+            temperature=0.7 if index % how.greedy_every else 0.0,
+            max_tokens=how.max_tokens,
             seed=2 * index + 1,
         )
         for index in users

@@ -22,7 +22,7 @@ from graphengine.distill import EngineTeacher, describe_target
 from graphengine.llm import LLM
 from graphengine.models.config import ModelConfig
 from graphengine.models.loader import open_model
-from graphengine.self_chats import MAX_MODEL_LEN, MAX_NUM_SEQS, write_chats
+from graphengine.self_chats import MAX_MODEL_LEN, MAX_NUM_SEQS, write_answers, write_chats
 from proposers.training import (
     CSV_FILE,
     KINDS,
@@ -40,7 +40,7 @@ from proposers.training import (
     read_corpus,
 )
 
-CHATS_FILE = "chats.jsonl"
+CHATS_FILE, ANSWERS_FILE = "chats.jsonl", "answers.jsonl"
 _CORPUS, _DRAFT, _TRAINING = "Corpus", "Draft", "Training"
 _CORPUS_DEFAULTS, _FLAG_DEFAULTS, _TRAIN_DEFAULTS = CorpusConfig(), Eagle3Flags(), TrainConfig()
 
@@ -66,6 +66,10 @@ class CorpusOptions:
             "with itself.",
             "FILE|N",
         ),
+    ] = None
+    questions: Annotated[
+        Path | None,
+        _option(_CORPUS, "--questions", "A file of questions for the target, a line each.", "FILE"),
     ] = None
     length: Annotated[
         int, _option(_CORPUS, "--length", "Most tokens of a piece of text.", "TOKENS")
@@ -252,8 +256,8 @@ def train_draft(
     """
     draft_config, corpus_config = draft.config(), corpus.config()
     train_config, device = training.config(), training.torch_device()
-    if not corpus.text and corpus.chats is None:
-        raise ValueError("nothing to train on: give --text, --chats or both")
+    if not corpus.text and corpus.chats is None and corpus.questions is None:
+        raise ValueError("nothing to train on: give --text, --chats or --questions")
     opened = open_model(target)
     taps = draft_config.resolved_taps(opened.config.num_layers)
     tokenizer = opened.load_tokenizer()
@@ -261,7 +265,7 @@ def train_draft(
         raise ValueError(f"model {target} has no tokenizer, so no text can be read for it")
     work = out / "work" if work is None else work
     work.mkdir(parents=True, exist_ok=True)
-    chats = _chats(target, opened.config, corpus.chats, work)
+    chats = _chat_files(target, opened.config, corpus, work)
     pieces = read_corpus(corpus.text or [], chats, tokenizer.encode, corpus_config)
     _describe(pieces)
     with start_progress() as progress:
@@ -288,13 +292,21 @@ def train_draft(
     _print(points, out)
 
 
-def _chats(target: str, model: ModelConfig, chats: str | None, work: Path) -> Path | None:
-    """The file of chats; where a number is given the target writes it."""
-    if chats is None or not chats.isascii() or not chats.isdecimal():
-        return None if chats is None else Path(chats)
-    file, count = work / CHATS_FILE, int(chats)
-    if count < 1:
-        raise ValueError(f"--chats {chats}: expected a file, or a number from 1 on")
+def _chat_files(target: str, model: ModelConfig, corpus: CorpusOptions, work: Path) -> list[Path]:
+    """Files of chats; what is asked of the target is generated first."""
+    count, files, questions = 0, [], []
+    if corpus.chats is not None and corpus.chats.isascii() and corpus.chats.isdecimal():
+        count = int(corpus.chats)
+        if count < 1:
+            raise ValueError(f"--chats {count}: expected a file, or a number from 1 on")
+        files.append(work / CHATS_FILE)
+    elif corpus.chats is not None:
+        files.append(Path(corpus.chats))
+    if corpus.questions is not None:
+        questions = _read_questions(corpus.questions)
+        files.append(work / ANSWERS_FILE)
+    if not count and not questions:
+        return files
     with start_progress() as progress:
         llm = LLM(
             target,
@@ -304,8 +316,23 @@ def _chats(target: str, model: ModelConfig, chats: str | None, work: Path) -> Pa
             progress=progress,
         )
     with closing(llm), long_progress() as show:
-        write_chats(llm, file, count, lambda done: show("chats", done, count, ""))
-    return file
+        if count:
+            write_chats(llm, files[0], count, lambda done: show("chats", done, count, ""))
+        if questions:
+            write_answers(
+                llm, files[-1], questions, lambda done: show("answers", done, len(questions), "")
+            )
+    return files
+
+
+def _read_questions(file: Path) -> list[str]:
+    """Lines that are not empty."""
+    if not file.is_file():
+        raise ValueError(f"--questions {file}: no such file")
+    questions = [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    if not questions:
+        raise ValueError(f"--questions {file}: the file is empty")
+    return questions
 
 
 def _describe(pieces: Sequence[Piece]) -> None:

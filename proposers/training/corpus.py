@@ -58,13 +58,13 @@ class CorpusConfig:
 
 
 def read_corpus(
-    texts: Sequence[Path], chats: Path | None, encode: Encode, config: CorpusConfig
+    texts: Sequence[Path], chats: Sequence[Path], encode: Encode, config: CorpusConfig
 ) -> list[Piece]:
     """All pieces, in an order that the texts alone decide: files by hash, then chats as they come.
 
     Args:
         texts: files, and folders whose files are taken by suffix (`TEXT_SUFFIXES`).
-        chats: lines of JSON with `prompt_ids` and `output_ids`; None: none.
+        chats: files of lines of JSON with `prompt_ids` and `output_ids`.
         encode: text to token ids.
 
     Raises:
@@ -72,8 +72,8 @@ def read_corpus(
             or to measure on.
     """
     pieces = [*_text_pieces(texts, encode, config)]
-    if chats is not None:
-        pieces += _chat_pieces(chats, config)
+    for file in chats:
+        pieces += _chat_pieces(file, config)
     for side, held_out in (("train on", False), ("measure on", True)):
         if not any(piece.held_out == held_out for piece in pieces):
             raise ValueError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graphengine import LLM, SamplingParams, self_chats
-from graphengine.self_chats import user_prefix, write_chats
+from graphengine.self_chats import user_prefix, write_answers, write_chats
 from tests.tiny import CHAT_TEMPLATE, make_checkpoint, make_tokenizer
 
 COUNT = 10
@@ -64,6 +64,27 @@ def test_a_resumed_file_is_the_same(
     assert tried[-1] == COUNT
     write_chats(llm, file, COUNT, tried.append)  # nothing is missing but what makes no chat
     assert file.read_text(encoding="utf-8") == written
+
+
+def test_an_answer_is_what_its_question_gives(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards an answer to another question, and answers that depend on where a run stopped."""
+    monkeypatch.setattr(self_chats, "GROUP", 2)
+    file = tmp_path / "answers.jsonl"
+    questions = ["What is a cat?", "Where is the cat?", "Why?", "Why not?", "Who sat?"]
+    write_answers(llm, file, questions[:3])
+    write_answers(llm, file, questions)
+    chats = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [chat["index"] for chat in chats] == list(range(5))
+    for chat, question in zip(chats, questions, strict=True):
+        assert chat["user"] == question
+        prompt = llm.chat_prompt([{"role": "user", "content": question}])
+        temperature = 0.7 if chat["index"] % 2 else 0.0
+        how = SamplingParams(temperature=temperature, max_tokens=192, seed=2 * chat["index"] + 1)
+        answer = llm.generate([prompt], how)[0].outputs[0]
+        assert chat["prompt_ids"] == prompt
+        assert chat["output_ids"] == list(answer.token_ids)
 
 
 def test_the_prefix_ends_where_the_user_begins(llm: LLM) -> None:

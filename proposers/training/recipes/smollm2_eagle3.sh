@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# The EAGLE-3 head for SmolLM2-135M of proposers/weights/smollm2-135m-eagle3, from nothing but the
-# model itself. Hours on two cores, most of them for the chats; run it again after it was stopped.
+# The EAGLE-3 head for SmolLM2-135M of proposers/weights/smollm2-135m-eagle3, from what the model
+# itself writes. Hours on two cores, most of them for that; run it again after it was stopped.
 #
 #   bash proposers/training/recipes/smollm2_eagle3.sh OUT [more flags of train-draft]
 set -euo pipefail
 out="$1"
 shift
+mkdir -p "$out/work"
+python -m proposers.training.recipes.questions 2887 > "$out/work/questions.txt"
 graphengine train-draft smollm2-135m --kind eagle3 --out "$out" \
-  --chats 2560 --length 512 --draft-vocab 4800 --taps 2,15,27 \
+  --chats 2560 --questions "$out/work/questions.txt" --length 512 --draft-vocab 4800 --taps 2,15,27 \
   --steps 1200 --batch-tokens 1024 --learning-rate 1.5e-3 \
   --unroll 3 --first-only 0.5 --decay 0.8 --measure-every 200 --seed 0 "$@"

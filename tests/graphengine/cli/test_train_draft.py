@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,31 @@ def test_the_target_chats_with_itself(cli: Cli, checkpoint: Path, tmp_path: Path
     assert kinds == {"kind", "chat"}
 
 
+def test_the_target_answers_questions(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    """Guards answers to other questions, or answers that are generated again."""
+    questions = [f"What is {number}?" for number in range(40)]
+    file = tmp_path / "questions.txt"
+    file.write_text("\n\n".join(questions) + "\n", encoding="utf-8")
+    command = ["train-draft", checkpoint, "--out", tmp_path / "out", "--questions", file, *QUICK]
+    command += ["--length", 256]
+    result = cli(*command)
+    assert result.code == 0, result.err
+    assert "answers: 40 of 40" in result.err
+    answers = tmp_path / "out" / "work" / "answers.jsonl"
+    before = answers.read_text(encoding="utf-8")
+    assert [json.loads(line)["user"] for line in before.splitlines()] == questions
+    assert cli(*command).code == 0
+    assert answers.read_text(encoding="utf-8") == before
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "nothing to train on: give --text, --chats or both"),
+        ([], "nothing to train on: give --text, --chats or --questions"),
         (["--chats", "0"], "--chats 0: expected a file, or a number from 1 on"),
         (["--chats", "gone.jsonl"], "chats 'gone.jsonl' does not exist"),
+        (["--questions", "gone.txt"], "--questions gone.txt: no such file"),
+        (["--questions", os.devnull], f"--questions {os.devnull}: "),
         (["--text", "gone"], "text 'gone' does not exist"),
         (["--kind", "medusa"], "kind='medusa': expected one of eagle3"),
         (["--taps", "a"], "--taps a: expected layers, such as 2,15,27"),

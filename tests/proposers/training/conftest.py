@@ -98,7 +98,7 @@ def teach(
     tokenizer = checkpoint.load_tokenizer()
     assert tokenizer is not None
     config = CorpusConfig(length=48, held_out=0.2)
-    pieces = read_corpus([texts], None, tokenizer.encode, config)
+    pieces = read_corpus([texts], [], tokenizer.encode, config)
 
     def make(taps: tuple[int, ...]) -> Taught:
         teacher = EngineTeacher(checkpoint, taps=taps, max_length=48)

@@ -39,8 +39,8 @@ def test_a_text_stays_on_its_side(tmp_path: Path) -> None:
     """Guards a split that moves texts over when others come, so that a resumed or extended run is
     measured on what it was trained on.
     """
-    few = sides(read_corpus([write_texts(tmp_path / "a", range(40))], None, encode, CONFIG))
-    many = sides(read_corpus([write_texts(tmp_path / "a", range(90))], None, encode, CONFIG))
+    few = sides(read_corpus([write_texts(tmp_path / "a", range(40))], [], encode, CONFIG))
+    many = sides(read_corpus([write_texts(tmp_path / "a", range(90))], [], encode, CONFIG))
     assert len(many) > len(few)
     assert {key: many[key] for key in few} == few
     assert 0.1 < sum(many.values()) / len(many) < 0.5
@@ -48,8 +48,8 @@ def test_a_text_stays_on_its_side(tmp_path: Path) -> None:
 
 def test_answers_to_one_prompt_stay_together(tmp_path: Path) -> None:
     """Guards a held-out chat whose prompt was trained on."""
-    first = read_corpus([], write_chats(tmp_path / "a", range(40)), encode, CONFIG)
-    other = read_corpus([], write_chats(tmp_path / "b", range(40), answer=1), encode, CONFIG)
+    first = read_corpus([], [write_chats(tmp_path / "a", range(40))], encode, CONFIG)
+    other = read_corpus([], [write_chats(tmp_path / "b", range(40), answer=1)], encode, CONFIG)
     assert [piece.held_out for piece in first] == [piece.held_out for piece in other]
     assert corpus_digest(first) != corpus_digest(other)
 
@@ -60,7 +60,7 @@ def test_pieces_are_cut_and_prompts_do_not_count(tmp_path: Path) -> None:
     text.write_bytes(bytes(range(65, 65 + 40)))
     config = CorpusConfig(length=16, held_out=0.5)
     chats = write_chats(tmp_path / "chats", range(20))
-    pieces = read_corpus([text], chats, encode, config)
+    pieces = read_corpus([text], [chats], encode, config)
     cut = [piece.token_ids for piece in pieces if piece.kind == "text"]
     assert np.concatenate(cut).tolist() == list(range(65, 65 + 40))
     assert [len(part) for part in cut] == [16, 16, 8]
@@ -77,7 +77,7 @@ def test_a_long_chat_is_cut_at_its_end(tmp_path: Path) -> None:
     chats = [{"prompt_ids": [n] * 5, "output_ids": list(range(30))} for n in range(20)]
     chats += [{"prompt_ids": [n] * 14, "output_ids": list(range(30))} for n in range(20)]
     file.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
-    pieces = read_corpus([], file, encode, config)
+    pieces = read_corpus([], [file], encode, config)
     assert [len(piece.token_ids) for piece in pieces] == [16] * 20  # others have no answer left
 
 
@@ -85,13 +85,13 @@ def test_a_sample_of_files_is_the_same_sample(tmp_path: Path) -> None:
     """Guards a limit that takes the first files of the alphabet, or others each time."""
     folder = write_texts(tmp_path / "a", range(60))
     config = CorpusConfig(length=16, held_out=0.3, max_text_tokens=600)
-    pieces = read_corpus([folder], None, encode, config)
+    pieces = read_corpus([folder], [], encode, config)
     assert 500 < sum(len(piece.token_ids) for piece in pieces) <= 600
     renamed = tmp_path / "b"
     renamed.mkdir()
     for file in folder.iterdir():
         (renamed / f"z{file.name[::-1]}.md").write_bytes(file.read_bytes())
-    assert corpus_digest(read_corpus([renamed], None, encode, config)) == corpus_digest(pieces)
+    assert corpus_digest(read_corpus([renamed], [], encode, config)) == corpus_digest(pieces)
 
 
 def test_folders_are_read_by_suffix(tmp_path: Path) -> None:
@@ -117,21 +117,21 @@ def test_a_line_that_is_no_chat_is_named(tmp_path: Path, line: str, message: str
     file = write_chats(tmp_path / "chats", range(1))
     file.write_text(file.read_text(encoding="utf-8") + line + "\n", encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        read_corpus([], file, encode, CONFIG)
+        read_corpus([], [file], encode, CONFIG)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     """Guards a run over nothing."""
     with pytest.raises(ValueError, match=r"text .*gone' does not exist"):
-        read_corpus([tmp_path / "gone"], None, encode, CONFIG)
+        read_corpus([tmp_path / "gone"], [], encode, CONFIG)
     with pytest.raises(ValueError, match=r"holds no file of \.py"):
-        read_corpus([tmp_path], None, encode, CONFIG)
+        read_corpus([tmp_path], [], encode, CONFIG)
     with pytest.raises(ValueError, match=r"chats .*gone' does not exist"):
-        read_corpus([], tmp_path / "gone", encode, CONFIG)
+        read_corpus([], [tmp_path / "gone"], encode, CONFIG)
     text = tmp_path / "one.txt"
     text.write_text("only one text here", encoding="utf-8")
     with pytest.raises(ValueError, match=r"nothing to (train|measure) on"):
-        read_corpus([text], None, encode, CONFIG)
+        read_corpus([text], [], encode, CONFIG)
 
 
 @pytest.mark.parametrize(
