@@ -25,7 +25,7 @@ def commit(
     num_draft_tokens: int,
     num_accepted: int | None = None,
     logprobs: Sequence[Mapping[int, Logprob]] = (),
-    num_draft_rows: int | None = None,
+    draft_kv_len: int | None = None,
 ) -> None:
     """Keeps the first `len(sampled_token_ids)` rows of the verify step and drops the rest.
 
@@ -42,7 +42,7 @@ def commit(
         num_accepted: how many of the *kept* tokens were drafts: `num_sampled - 1`, the default, or
             `num_sampled` where a stop cut the block behind an accepted draft.
         logprobs: one for each of `sampled_token_ids`, where the request asks for them.
-        num_draft_rows: leading slots that hold draft KV now, were all drafts accepted; None: the
+        draft_kv_len: leading slots that hold draft KV now, were all drafts accepted; None: the
             proposer has touched none.
 
     Raises:
@@ -71,8 +71,8 @@ def commit(
     metrics.num_draft_tokens += num_draft_tokens
     metrics.num_accepted_tokens += accepted
     kv.keep_rows(request, len(ids))
-    if num_draft_rows is not None:
-        kv.keep_draft_rows(request, num_draft_rows)
+    if draft_kv_len is not None:
+        kv.keep_draft_rows(request, draft_kv_len)
 
 
 def _problem(

@@ -52,7 +52,7 @@ class Drafting:
         proposer = self.proposer
         if not isinstance(proposer, ModelProposer):
             return None
-        filled = np.array([chunk.request.draft_len for chunk in chunks], dtype=np.int32)
+        filled = np.array([chunk.request.draft_kv_len for chunk in chunks], dtype=np.int32)
         # Who may emit one token more is never drafted for.
         asked = [index for index, one in enumerate(chunks) if one.request.max_draft_tokens]
         if asked:
@@ -67,7 +67,7 @@ class Drafting:
             PrefillInputs(
                 token_ids=[self._state.history(request) for request in requests],
                 num_slots=ends,
-                num_cached=cache.num_cached,
+                draft_kv_lens=cache.draft_kv_lens,
                 block_table=cache.block_table,
                 num_new_rows=sum(chunk.num_tokens for chunk in chunks),
             )
@@ -132,5 +132,5 @@ class Drafting:
         rows = [self._state.row_of(request) for request in requests]
         return CacheRows(
             block_table=self._state.block_table[rows],
-            num_cached=np.array([request.draft_len for request in requests], dtype=np.int32),
+            draft_kv_lens=np.array([request.draft_kv_len for request in requests], dtype=np.int32),
         )

@@ -366,7 +366,7 @@ class Engine:
                 item.num_draft_tokens,
                 item.num_accepted,
                 item.logprobs,
-                item.num_draft_rows,
+                item.draft_kv_len,
             )
             self.state.follow(request)
             self._counter.count_request(

@@ -105,7 +105,7 @@ class Request:
         "block_table",
         "cache_salt",
         "choice",
-        "draft_len",
+        "draft_kv_len",
         "finish_reason",
         "kv_len",
         "limit",
@@ -180,7 +180,7 @@ class Request:
         # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written
         # by the current step; between steps nothing is reserved.
         self.kv_len = 0
-        self.draft_len = 0  # leading slots whose draft KV is valid, <= kv_len
+        self.draft_kv_len = 0  # leading slots whose draft KV is valid, <= kv_len
         self.num_reserved_rows = 0
         self.block_table = BlockTable()
         # Chained digest of each full block of token_ids so far; a pure function of the tokens and

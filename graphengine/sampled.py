@@ -23,7 +23,7 @@ class Sampled:
     num_draft_tokens: int
     num_accepted: int  # of `token_ids`, how many were drafts
     logprobs: Sequence[Mapping[int, Logprob]] = ()  # one for each token, where asked for
-    num_draft_rows: int | None = None  # see `commit`
+    draft_kv_len: int | None = None  # see `commit`
 
     def cut(self, count: int) -> Sampled:
         """The first `count` tokens of it, as if nothing came after them."""
@@ -49,9 +49,9 @@ def read_sampled(
         packed: `[num_reqs]` rows: number of tokens, how many were drafts, then the ids.
     """
     lengths = draft.num_draft_tokens.tolist()
-    cached = [None] * len(decodes) if draft.num_cached is None else draft.num_cached.tolist()
+    cached = [None] * len(decodes) if draft.draft_kv_lens is None else draft.draft_kv_lens.tolist()
     sampled = [
-        Sampled(decode, row[2 : 2 + row[0]], length, row[1], num_draft_rows=rows)
+        Sampled(decode, row[2 : 2 + row[0]], length, row[1], draft_kv_len=rows)
         for decode, length, rows, row in zip(decodes, lengths, cached, packed, strict=True)
     ]
     wanted = [decode.request.params.logprobs for decode in decodes]

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from graphengine import LLM, SamplingParams, SpeculativeConfig
-from graphengine.bench.acceptance import measure_acceptance
+from graphengine.bench.acceptance import Acceptance, measure_acceptance
 from graphengine.bench.environment import command_line, describe
 from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.workloads import encode, load_all
@@ -46,9 +46,21 @@ def proposers(draft: str) -> dict[str, SpeculativeConfig]:
     }
 
 
-def streams(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Any]:
-    """Tokens of every answer."""
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, list(params))]
+def measure(
+    model: str, speculative: SpeculativeConfig | None, max_tokens: int
+) -> Iterator[tuple[str, float, Acceptance, list[list[int]]]]:
+    """Serve every workload at every temperature; gives counts, and the tokens of every answer."""
+    workloads = load_all(FILES)
+    with LLM(model, max_num_seqs=8, max_model_len=2048, speculative=speculative or "off") as llm:
+        for workload in WORKLOADS:
+            prompts = [encode(llm.tokenizer, prompt) for prompt in workloads[workload]]
+            for temperature in TEMPERATURES:
+                params = [
+                    SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+                    for seed in range(len(prompts))
+                ]
+                found, streams = measure_acceptance(llm.engine, prompts, params, batch_size=8)
+                yield workload, temperature, found, streams
 
 
 def main() -> int:
@@ -65,44 +77,35 @@ def main() -> int:
         "max_tokens": args.max_tokens,
         "cells": [],
     }
-    workloads = load_all(FILES)
     chosen = proposers(args.draft)
     if args.only:
         chosen = {name: chosen[name] for name in args.only.split(",")}
+    off = {
+        (workload, temperature): streams
+        for workload, temperature, _, streams in measure(args.model, None, args.max_tokens)
+    }
     num_different = 0
     for name, speculative in chosen.items():
-        with LLM(args.model, max_num_seqs=8, max_model_len=2048, speculative=speculative) as llm:
-            for workload in WORKLOADS:
-                prompts = [encode(llm.tokenizer, prompt) for prompt in workloads[workload]]
-                for temperature in TEMPERATURES:
-                    params = [
-                        SamplingParams(
-                            max_tokens=args.max_tokens, temperature=temperature, seed=seed
-                        )
-                        for seed in range(len(prompts))
-                    ]
-                    found = measure_acceptance(llm.engine, prompts, params, batch_size=8)
-                    on = streams(llm, prompts, params)
-                    llm.engine.draft_limit = 0
-                    off = streams(llm, prompts, params)
-                    llm.engine.draft_limit = speculative.max_draft_tokens
-                    different = sum(a != b for a, b in zip(on, off, strict=True))
-                    num_different += different
-                    report["cells"].append(
-                        {
-                            "proposer": name,
-                            "workload": workload,
-                            "temperature": temperature,
-                            "num_prompts": len(prompts),
-                            **asdict(found),
-                            "rate": found.rate,
-                            "mean_acceptance_length": found.mean_acceptance_length,
-                            "conditional": found.conditional,
-                            "different_streams": different,
-                        }
-                    )
-                    write_json(args.out, report)
-                    print(f"{name}, {workload}, T = {temperature}: {found}", flush=True)
+        cells = measure(args.model, speculative, args.max_tokens)
+        for workload, temperature, found, streams in cells:
+            pairs = zip(streams, off[workload, temperature], strict=True)
+            different = sum(on != plain for on, plain in pairs)
+            num_different += different
+            report["cells"].append(
+                {
+                    "proposer": name,
+                    "workload": workload,
+                    "temperature": temperature,
+                    "num_prompts": len(streams),
+                    **asdict(found),
+                    "rate": found.rate,
+                    "mean_acceptance_length": found.mean_acceptance_length,
+                    "conditional": found.conditional,
+                    "different_streams": different,
+                }
+            )
+            write_json(args.out, report)
+            print(f"{name}, {workload}, T = {temperature}: {found}", flush=True)
     print(f"{num_different} streams differ from those of speculation off")
     return 1 if num_different else 0
 

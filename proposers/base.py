@@ -54,7 +54,7 @@ class CacheRows:
     # int32 [num_reqs, max_blocks]; 0, the null block, where nothing is allocated
     block_table: TokenArray
     # int32 [num_reqs]: leading slots whose draft KV is valid
-    num_cached: TokenArray
+    draft_kv_lens: TokenArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -115,7 +115,7 @@ class Draft:
     probs: torch.Tensor | None = None
     # int32 [num_reqs]: leading slots whose draft KV is valid now, as long as the drafts in them are
     # accepted; None: no KV was touched
-    num_cached: TokenArray | None = None
+    draft_kv_lens: TokenArray | None = None
     # int32 [num_reqs]: tokens at the end of the history that the source of the row's drafts
     # matched, 0 for no match; None: the proposer does not match
     match_lengths: TokenArray | None = None
@@ -152,7 +152,7 @@ class Draft:
             token_ids=self.token_ids[chosen],
             num_draft_tokens=self.num_draft_tokens[chosen],
             probs=None if self.probs is None else self.probs[chosen],
-            num_cached=None if self.num_cached is None else self.num_cached[chosen],
+            draft_kv_lens=None if self.draft_kv_lens is None else self.draft_kv_lens[chosen],
             match_lengths=None if self.match_lengths is None else self.match_lengths[chosen],
         )
 
@@ -163,7 +163,7 @@ class Draft:
             ("token_ids", self.token_ids, (num_reqs, k)),
             ("lengths", self.num_draft_tokens, (num_reqs,)),
             ("match_lengths", self.match_lengths, (num_reqs,)),
-            ("num_cached", self.num_cached, (num_reqs,)),
+            ("draft_kv_lens", self.draft_kv_lens, (num_reqs,)),
         ):
             if array is not None and (array.shape != expected or array.dtype != np.int32):
                 raise AssertionError(
@@ -182,8 +182,8 @@ class Draft:
                 (sizes < 0) | (sizes > np.array(histories, dtype=np.int32)),
                 lambda row: f"{sizes[row]} tokens matched of a history of {histories[row]}",
             )
-        if self.num_cached is not None:
-            rows, known = self.num_cached, [len(tokens) + k for tokens in inputs.token_ids]
+        if self.draft_kv_lens is not None:
+            rows, known = self.draft_kv_lens, [len(tokens) + k for tokens in inputs.token_ids]
             _fail_on_first_row(
                 (rows < 0) | (rows > np.array(known, dtype=np.int32)),
                 lambda row: f"{rows[row]} rows of draft KV, of {known[row]} tokens and drafts",

@@ -314,7 +314,7 @@ class PrefillInputs:
     # int32 [num_reqs]: leading slots that hold the target's KV, and room for the draft's
     num_slots: TokenArray
     # int32 [num_reqs]: leading slots that hold valid draft KV already
-    num_cached: TokenArray
+    draft_kv_lens: TokenArray
     # int32 [num_reqs, max_blocks]
     block_table: TokenArray
     # rows of all that the target has run for it in this step: a measure of what it may cost

@@ -98,12 +98,12 @@ class MockModelProposer(ModelBasedProposer):
     def prefill(self, inputs: PrefillInputs) -> TokenArray:
         """Fill rows, after a look at what is there."""
         for row, tokens in enumerate(inputs.token_ids):
-            cached, present = int(inputs.num_cached[row]), int(inputs.num_slots[row])
+            cached, present = int(inputs.draft_kv_lens[row]), int(inputs.num_slots[row])
             table = inputs.block_table[row]
             self._mirror.check(tokens, table, cached=cached, present=present, reserved=present)
         ends = super().prefill(inputs)
         for row, tokens in enumerate(inputs.token_ids):
-            made = range(int(inputs.num_cached[row]), int(ends[row]))
+            made = range(int(inputs.draft_kv_lens[row]), int(ends[row]))
             self._mirror.remember(tokens.tolist(), inputs.block_table[row], made)
         return ends
 
@@ -117,7 +117,7 @@ class MockModelProposer(ModelBasedProposer):
             self._mirror.check(
                 tokens,
                 cache.block_table[row],
-                cached=int(cache.num_cached[row]),
+                cached=int(cache.draft_kv_lens[row]),
                 present=lengths[row] - 1,
                 reserved=reserved[row],
             )
@@ -125,11 +125,11 @@ class MockModelProposer(ModelBasedProposer):
         chain = super().propose(inputs)
         self._check_numbers(chain.token_ids)
         draft = self._scripted(chain, self.script.propose(inputs), lengths)
-        if draft.num_cached is not None:
+        if draft.draft_kv_lens is not None:
             for row, tokens in enumerate(inputs.token_ids):
                 known = [*tokens.tolist(), *draft.token_ids[row].tolist()]
-                said, table = int(draft.num_cached[row]), cache.block_table[row]
-                self._mirror.remember(known, table, range(int(cache.num_cached[row]), said))
+                said, table = int(draft.draft_kv_lens[row]), cache.block_table[row]
+                self._mirror.remember(known, table, range(int(cache.draft_kv_lens[row]), said))
                 self._mirror.forget(table, range(said, reserved[row]))
         return draft
 
@@ -157,7 +157,7 @@ class MockModelProposer(ModelBasedProposer):
         counts = np.minimum(chain.num_draft_tokens, script.num_draft_tokens)
         live = np.arange(chain.token_ids.shape[1]) < counts[:, None]
         token_ids = np.where(live, script.token_ids, NO_TOKEN).astype(np.int32)
-        cached = chain.num_cached
+        cached = chain.draft_kv_lens
         if cached is not None:
             cached = np.minimum(cached, np.array(lengths) + counts).astype(np.int32)
         return replace(
@@ -165,7 +165,7 @@ class MockModelProposer(ModelBasedProposer):
             token_ids=token_ids,
             num_draft_tokens=counts,
             probs=with_points(chain.probs, token_ids, counts > 0),
-            num_cached=cached,
+            draft_kv_lens=cached,
         )
 
 

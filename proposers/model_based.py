@@ -207,7 +207,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         lengths = np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32)
         known = np.where(lengths < self.max_len, lengths - self.lookahead, 0)
         ends = np.minimum(inputs.num_slots, known)
-        window = Window(inputs.token_ids, inputs.block_table, inputs.num_cached, ends)
+        window = Window(inputs.token_ids, inputs.block_table, inputs.draft_kv_lens, ends)
         return self._fill(window, inputs.num_new_rows + self.runtime.max_fill_rows)
 
     def propose(self, inputs: ProposeInputs) -> Draft:
@@ -221,12 +221,12 @@ class ModelBasedProposer(StatelessProposer, ABC):
         room = np.clip(self.max_len - lengths, 0, None)
         counts = np.where(ends > 0, np.minimum(inputs.num_draft_tokens, room), 0)
         starts = np.where(counts > 0, np.maximum(ends - self.width(k), 0), 0)
-        gap = Window(inputs.token_ids, cache.block_table, cache.num_cached, starts)
+        gap = Window(inputs.token_ids, cache.block_table, cache.draft_kv_lens, starts)
         filled = self._fill(gap, self.runtime.max_fill_rows)
         counts = np.where(filled < starts, 0, counts)  # what is left of a gap is for the next step
         live = counts > 0
         if not live.any():
-            return replace(Draft.empty(num_reqs, k), num_cached=filled)
+            return replace(Draft.empty(num_reqs, k), draft_kv_lens=filled)
         ends = np.where(live, ends, filled)
         key = self._manager.dispatch(num_reqs, k, TIER)
         assert key.query_len == k + 1, f"no cell of {k} drafts"
@@ -259,7 +259,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         column = out.argmax(-1)
         return column if self._tokens is None else self._tokens[column]
 
-    def _read(self, key: ShapeKey, counts: TokenArray, num_cached: npt.NDArray[Any]) -> Draft:
+    def _read(self, key: ShapeKey, counts: TokenArray, draft_kv_lens: npt.NDArray[Any]) -> Draft:
         num_reqs, k = len(counts), key.query_len - 1
         views = self.runtime.buffers.cell(key)
         drafts = views["draft.drafts"].numpy().reshape(key.num_reqs, -1)[:num_reqs, :k].copy()
@@ -271,7 +271,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
             token_ids=drafts,
             num_draft_tokens=counts.astype(np.int32),
             probs=probs,
-            num_cached=num_cached.astype(np.int32),
+            draft_kv_lens=draft_kv_lens.astype(np.int32),
         )
 
     def _fill(self, window: Window, most_rows: int) -> TokenArray:

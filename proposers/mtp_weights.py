@@ -7,7 +7,7 @@ what is computed with the weights is `mtp.py`'s business.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -94,7 +94,15 @@ class OpenedMtp:
                     f"{self.checkpoint.path}: {self.config.head(depth)} differs from "
                     f"{self.config.head(0)}; the layers' output heads must be copies of one"
                 )
-        return layers
+        # Equal copies are kept once.
+        return [
+            replace(
+                layer,
+                head=layers[0].head,
+                embedding=_shared(layer.embedding, layers[0].embedding),
+            )
+            for layer in layers
+        ]
 
     def _layer(
         self, depth: int, block: Block, tensors: Mapping[str, Tensor], runtime: DraftRuntime
@@ -113,6 +121,10 @@ class OpenedMtp:
             final_norm=tensors[config.outer(depth, family.final_norm)],
             head=tensors[config.head(depth)] if config.has_head else runtime.target_head,
         )
+
+
+def _shared(tensor: Tensor, first: Tensor) -> Tensor:
+    return first if torch.equal(tensor, first) else tensor
 
 
 def open_mtp(site: DraftSite) -> OpenedMtp:

@@ -98,7 +98,7 @@ class OverridingProposer:
         inputs: ProposeInputs,
     ) -> Draft:
         lengths = np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32)
-        cached = drafted.num_cached
+        cached = drafted.draft_kv_lens
         if cached is not None:  # the model's rows behind the history are of its own drafts
             cached = np.where(wins, np.minimum(cached, lengths), cached).astype(np.int32)
         token_ids = np.where(wins[:, None], matched.token_ids, drafted.token_ids)
@@ -107,7 +107,7 @@ class OverridingProposer:
             token_ids=token_ids.astype(np.int32),
             num_draft_tokens=counts.astype(np.int32),
             probs=with_points(drafted.probs, token_ids, wins),
-            num_cached=cached,
+            draft_kv_lens=cached,
             match_lengths=matched.match_lengths,
         )
 

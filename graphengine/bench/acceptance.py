@@ -60,23 +60,28 @@ def measure_acceptance(
     params: Sequence[SamplingParams],
     *,
     batch_size: int,
-) -> Acceptance:
+) -> tuple[Acceptance, list[list[int]]]:
     """Serve the prompts and count; nothing else may be in the engine.
 
     Args:
         params: one for each prompt.
         batch_size: requests that are served together.
+
+    Returns:
+        The counts, and the tokens of every answer.
     """
+    streams: list[list[int]] = []
     before = engine.stats()
     for start in range(0, len(prompts), batch_size):
         part = slice(start, start + batch_size)
-        run_batch(engine, prompts[part], params[part])
+        streams += run_batch(engine, prompts[part], params[part]).token_ids
     after = engine.stats()
     places = zip(after.accepted_per_position, before.accepted_per_position, strict=True)
-    return Acceptance(
+    found = Acceptance(
         num_tokens=after.num_emitted_tokens - before.num_emitted_tokens,
         num_steps=after.num_request_steps - before.num_request_steps,
         num_drafts=after.num_drafts - before.num_drafts,
         num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
         accepted_per_position=tuple(new - old for new, old in places),
     )
+    return found, streams

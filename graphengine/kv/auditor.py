@@ -67,9 +67,9 @@ def _audit_pool(pool: BlockPool) -> None:
 
 def _audit_drafts(kv: KVManager, request: Request) -> None:
     """Draft KV reaches no further than the target's, and its full blocks are known to have it."""
-    if request.draft_len > request.kv_len:
-        raise AuditError(f"{request} has {request.draft_len} rows of draft KV, more than kv_len")
-    for block in request.block_table.block_ids[: request.draft_len // kv.block_size]:
+    if request.draft_kv_len > request.kv_len:
+        raise AuditError(f"{request} has {request.draft_kv_len} rows of draft KV, more than kv_len")
+    for block in request.block_table.block_ids[: request.draft_kv_len // kv.block_size]:
         if not kv.pool.is_drafted(block):
             raise AuditError(f"block {block} of {request} is not known to hold draft KV")
 
@@ -88,9 +88,9 @@ def _idle_problem(request: Request) -> str | None:
     """What a waiting or finished request holds that it must not."""
     if len(request.block_table) > 0:
         return f"holds {len(request.block_table)} blocks and does not run"
-    held = (request.kv_len, request.draft_len, request.num_reserved_rows)
+    held = (request.kv_len, request.draft_kv_len, request.num_reserved_rows)
     if any(held) or request.row is not None:
-        return "has kv_len, draft_len, reserved rows or a state row and does not run"
+        return "has kv_len, draft_kv_len, reserved rows or a state row and does not run"
     return None
 
 

@@ -82,7 +82,7 @@ class KVManager:
     def match_prefix(self, request: Request) -> int:
         """Starts a request from the longest cached prefix; returns the tokens found.
 
-        Afterwards `kv_len` is that number, at most `num_tokens - 1`, and `draft_len` what of it
+        Afterwards `kv_len` is that number, at most `num_tokens - 1`, and `draft_kv_len` what of it
         holds draft KV.
         """
         assert len(request.block_table) == 0, (
@@ -93,7 +93,7 @@ class KVManager:
         request.block_table.append(block_ids)
         request.kv_len = len(block_ids) * self.block_size
         drafted = takewhile(self.pool.is_drafted, block_ids)
-        request.draft_len = sum(1 for _ in drafted) * self.block_size
+        request.draft_kv_len = sum(1 for _ in drafted) * self.block_size
         return request.kv_len
 
     def reserve_rows(self, request: Request, num_rows: int) -> bool:
@@ -164,8 +164,8 @@ class KVManager:
 
         What lies behind `kv_len` was of drafts that are gone: one rollback serves both.
         """
-        before, request.draft_len = request.draft_len, min(num_rows, request.kv_len)
-        for index in range(before // self.block_size, request.draft_len // self.block_size):
+        before, request.draft_kv_len = request.draft_kv_len, min(num_rows, request.kv_len)
+        for index in range(before // self.block_size, request.draft_kv_len // self.block_size):
             self.pool.mark_drafted(request.block_table.block_ids[index])
 
     def trim(self, request: Request) -> None:
@@ -178,7 +178,7 @@ class KVManager:
     def release(self, request: Request) -> None:
         """Gives back every block. Published ones stay findable until they are reused."""
         self.pool.free(request.block_table.truncate(0))
-        request.kv_len = request.draft_len = 0
+        request.kv_len = request.draft_kv_len = 0
         request.num_reserved_rows = 0
 
     def start_over(self, requests: Iterable[Request]) -> None:
@@ -192,7 +192,7 @@ class KVManager:
             self.prefix_cache = self._make_cache()
         for request in requests:
             request.block_table = BlockTable()
-            request.kv_len = request.draft_len = 0
+            request.kv_len = request.draft_kv_len = 0
             request.num_reserved_rows = 0
 
     def _grow(self, request: Request, num_rows: int) -> int:

@@ -97,7 +97,9 @@ class Recorder:
             right = stream[len(history) :][: min(count, num_right)]
             replaced[row, : len(right)] = right
         if not self.hand_over:
-            return replace(Draft.empty(len(plan.decodes), plan.k), num_cached=draft.num_cached)
+            return replace(
+                Draft.empty(len(plan.decodes), plan.k), draft_kv_lens=draft.draft_kv_lens
+            )
         return replace(draft, token_ids=replaced)
 
 

@@ -56,7 +56,7 @@ def inputs(num_reqs: int, k: int, *, seed: int) -> ProposeInputs:
         num_draft_tokens=allowances,
         k=k,
         sampling=[RequestSampling(temperature=n % 3, seed=n) for n in range(num_reqs)],
-        cache=CacheRows(block_table=blocks, num_cached=np.zeros(num_reqs, dtype=np.int32)),
+        cache=CacheRows(block_table=blocks, draft_kv_lens=np.zeros(num_reqs, dtype=np.int32)),
     )
 
 
@@ -120,7 +120,7 @@ def test_replays_do_not_call_the_model(checkpoints: Checkpoints) -> None:
     expected = proposer.propose(batch).token_ids
     filled = CacheRows(
         block_table=batch.cache.block_table,  # type: ignore[union-attr]
-        num_cached=np.array([len(ids) - 1 for ids in batch.token_ids], dtype=np.int32),
+        draft_kv_lens=np.array([len(ids) - 1 for ids in batch.token_ids], dtype=np.int32),
     )
 
     def fail(*given: Any) -> None:

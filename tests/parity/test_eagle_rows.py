@@ -81,7 +81,7 @@ class Rows:
         return Draft(
             token_ids=np.array([right[:n] + wrong[n:]], dtype=np.int32),
             num_draft_tokens=draft.num_draft_tokens,
-            num_cached=draft.num_cached,
+            draft_kv_lens=draft.draft_kv_lens,
         )
 
 

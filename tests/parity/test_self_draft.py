@@ -162,12 +162,12 @@ def test_a_long_gap_is_caught_up_in_steps_of_bounded_cost(checkpoints: Checkpoin
     while any(request.kv_len < 299 for request in harness.requests.values()):
         harness.step()
     harness.engine.draft_limit = 3
-    before = {name: request.draft_len for name, request in harness.requests.items()}
+    before = {name: request.draft_kv_len for name, request in harness.requests.items()}
     assert not any(before.values())
     filled = 0
     while filled < 3 * 300:
         harness.step()
-        lengths = {name: request.draft_len for name, request in harness.requests.items()}
+        lengths = {name: request.draft_kv_len for name, request in harness.requests.items()}
         now = sum(lengths.values())
         assert now - filled <= 256 + 3 * (3 + 2), "more than a forward's rows in one step"
         assert now > filled, "a gap that is not closed"

@@ -64,19 +64,19 @@ def test_wrong_dtype_is_named() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (np.array([1], dtype=np.int32), r"num_cached are int32 \(1,\), expected int32 \(2,\)"),
+        (np.array([1], dtype=np.int32), r"draft_kv_lens are int32 \(1,\), expected int32 \(2,\)"),
         (np.array([1, -1], dtype=np.int32), "row 1: -1 rows of draft KV, of 4 tokens and drafts"),
         (np.array([6, 1], dtype=np.int32), "row 0: 6 rows of draft KV, of 5 tokens and drafts"),
     ],
 )
 def test_draft_rows_are_of_history_and_drafts(rows: np.ndarray, message: str) -> None:
     """Guards against draft KV that is said to be valid and that nobody can have written."""
-    draft = replace(Draft.empty(2, 3), num_cached=rows)
+    draft = replace(Draft.empty(2, 3), draft_kv_lens=rows)
     with pytest.raises(AssertionError, match=message):
         draft.validate(INPUTS, VOCAB_SIZE)
-    fine = replace(draft, num_cached=np.array([5, 0], dtype=np.int32))
+    fine = replace(draft, draft_kv_lens=np.array([5, 0], dtype=np.int32))
     fine.validate(INPUTS, VOCAB_SIZE)
-    assert fine.rows([1]).num_cached.tolist() == [0]  # type: ignore[union-attr]
+    assert fine.rows([1]).draft_kv_lens.tolist() == [0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

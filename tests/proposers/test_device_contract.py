@@ -104,7 +104,7 @@ def make_inputs(known: Texts, k: int, allowances: Sequence[int] | None = None) -
         token_ids=arrays,
         num_draft_tokens=counts,
         k=k,
-        cache=CacheRows(block_table=table, num_cached=cached),
+        cache=CacheRows(block_table=table, draft_kv_lens=cached),
     )
 
 
@@ -184,8 +184,8 @@ def test_inputs_and_earlier_drafts_are_not_changed(engine: Engine, texts: Texts)
     before = [tokens.copy() for tokens in inputs.token_ids]
     draft = proposer_of(engine).propose(inputs)
     assert all(map(np.array_equal, inputs.token_ids, before))
-    assert draft.num_cached is not None
-    parts = (draft.token_ids, draft.num_draft_tokens, draft.num_cached)
+    assert draft.draft_kv_lens is not None
+    parts = (draft.token_ids, draft.num_draft_tokens, draft.draft_kv_lens)
     copies = [part.copy() for part in parts]
     proposer_of(engine).propose(make_inputs(some(texts, 5, 2), 2))
     assert all(map(np.array_equal, parts, copies))

@@ -162,12 +162,12 @@ Break = Callable[[ProposeInputs, CacheRows, MockModelProposer], CacheRows]
 def one_row_too_many(inputs: ProposeInputs, cache: CacheRows, _: MockModelProposer) -> CacheRows:
     """Kept drafts are valid only where they were accepted; nobody has filled the last row."""
     most = np.array([len(tokens) - 1 for tokens in inputs.token_ids], dtype=np.int32)
-    return replace(cache, num_cached=np.maximum(cache.num_cached, most))
+    return replace(cache, draft_kv_lens=np.maximum(cache.draft_kv_lens, most))
 
 
 def beyond_the_target(inputs: ProposeInputs, cache: CacheRows, _: MockModelProposer) -> CacheRows:
     lengths = np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32)
-    return replace(cache, num_cached=lengths)
+    return replace(cache, draft_kv_lens=lengths)
 
 
 def blocks_of_another(inputs: ProposeInputs, cache: CacheRows, _: MockModelProposer) -> CacheRows:

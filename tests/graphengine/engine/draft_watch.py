@@ -54,7 +54,7 @@ class DraftWatch:
             states.storage.view(pool.num_blocks, size, -1)[[0, *clean]] = NAN
         for request in self._engine.scheduler.running:
             for index, block in enumerate(request.block_table.block_ids):
-                known = max(0, request.draft_len - index * size)
+                known = max(0, request.draft_kv_len - index * size)
                 for cache in self.caches if not pool.is_drafted(block) else ():
                     cache[block, :, known:] = NAN
                 if states is not None:
@@ -96,8 +96,8 @@ class DraftWatch:
         requests = [decode.request for decode in plan.decodes]
         ends = [one.request.kv_len + 1 + one.max_draft_tokens for one in plan.decodes]
         draft: Draft = self._watched(requests, ends, lambda: self._propose(plan))
-        if draft.num_cached is not None:
-            self._check_numbers(requests, draft.num_cached.tolist())
+        if draft.draft_kv_lens is not None:
+            self._check_numbers(requests, draft.draft_kv_lens.tolist())
         return draft
 
     def _watched(self, requests: Sequence[Request], ends: Sequence[int], call: Any) -> Any:
@@ -106,7 +106,7 @@ class DraftWatch:
         mine[0] = True  # the null block, where padding may write
         for request, end in zip(requests, ends, strict=True):
             table = request.block_table.block_ids
-            for slot in range(max(request.draft_len - 1, 0), end):
+            for slot in range(max(request.draft_kv_len - 1, 0), end):
                 mine[table[slot // size], slot % size] = True
         before = [cache.clone() for cache in self.caches]
         found = call()
@@ -116,9 +116,9 @@ class DraftWatch:
             assert not (changed & ~mine).any(), "draft KV written that the call does not own"
         return found
 
-    def _check_numbers(self, requests: Sequence[Request], num_cached: Sequence[int]) -> None:
+    def _check_numbers(self, requests: Sequence[Request], draft_kv_lens: Sequence[int]) -> None:
         size = self._engine.kv.block_size
-        for request, count in zip(requests, num_cached, strict=True):
+        for request, count in zip(requests, draft_kv_lens, strict=True):
             for slot in range(min(count, request.kv_len)):
                 block = request.block_table.block_ids[slot // size]
                 for cache in self.caches:

@@ -21,7 +21,7 @@ def make(lookahead: int, num_blocks: int = 32) -> KVManager:
 def step(kv: KVManager, request: Request, tokens: list[int], drafts: int, rows: int | None) -> None:
     """A verify step that emits tokens, the proposer saying that `rows` draft rows are valid."""
     assert kv.reserve_rows(request, drafts + 1)
-    commit(kv, request, tokens, drafts, num_draft_rows=rows)
+    commit(kv, request, tokens, drafts, draft_kv_len=rows)
 
 
 def test_draft_rows_end_where_the_kept_rows_do() -> None:
@@ -30,11 +30,11 @@ def test_draft_rows_end_where_the_kept_rows_do() -> None:
     request = prefill(kv, make_request("a", range(6), 30))
     kv.keep_draft_rows(request, 5)
     step(kv, request, [50, 51], drafts=3, rows=6 + 2)  # 6 of the history, 2 of 3 drafts run on
-    assert (request.kv_len, request.draft_len) == (7, 7)
+    assert (request.kv_len, request.draft_kv_len) == (7, 7)
     step(kv, request, [52, 53, 54, 55], drafts=3, rows=8 + 2)  # all accepted: the last was not run
-    assert (request.kv_len, request.draft_len) == (11, 10)
+    assert (request.kv_len, request.draft_kv_len) == (11, 10)
     step(kv, request, [56], drafts=0, rows=None)  # a step without drafts
-    assert (request.kv_len, request.draft_len) == (12, 10)
+    assert (request.kv_len, request.draft_kv_len) == (12, 10)
     audit(kv, [request])
 
 
@@ -45,12 +45,12 @@ def test_who_finds_a_prefix_inherits_its_draft_rows() -> None:
     kv.keep_draft_rows(first, 9)  # two blocks whole, the third begun
     second = make_request("b", [*range(12), 99, 99], 4)
     assert kv.match_prefix(second) == 12
-    assert second.draft_len == 8
+    assert second.draft_kv_len == 8
     second.row = 1
     kv.release(first)
     third = make_request("c", range(14), 4)
     assert kv.match_prefix(third) == 12
-    assert third.draft_len == 8
+    assert third.draft_kv_len == 8
 
 
 def test_a_block_that_is_handed_out_anew_has_no_draft_rows() -> None:
@@ -63,7 +63,7 @@ def test_a_block_that_is_handed_out_anew_has_no_draft_rows() -> None:
     kv.release(first)
     second = prefill(kv, make_request("b", range(50, 63), 2))
     assert sorted(second.block_table.block_ids) == sorted(blocks)
-    assert second.draft_len == 0
+    assert second.draft_kv_len == 0
     assert not any(kv.pool.is_drafted(block) for block in blocks)
 
 
@@ -72,9 +72,9 @@ def test_preemption_gives_draft_rows_up() -> None:
     request = prefill(kv, make_request("a", range(10), 4))
     kv.keep_draft_rows(request, 9)
     kv.release(request)
-    assert request.draft_len == 0
+    assert request.draft_kv_len == 0
     kv.start_over([request])
-    assert request.draft_len == 0
+    assert request.draft_kv_len == 0
 
 
 @pytest.mark.parametrize(("lookahead", "shared"), [(0, 8), (1, 4), (2, 4), (4, 4)])
@@ -117,7 +117,7 @@ def test_a_block_is_published_once_its_lookahead_is_known(lookahead: int) -> Non
 def test_the_auditor_finds_draft_rows_beyond_the_target_s() -> None:
     kv = make_kv()
     request = prefill(kv, make_request("a", range(10), 4))
-    request.draft_len = request.kv_len + 1
+    request.draft_kv_len = request.kv_len + 1
     with pytest.raises(AuditError, match="more than kv_len"):
         audit(kv, [request])
 
@@ -125,6 +125,6 @@ def test_the_auditor_finds_draft_rows_beyond_the_target_s() -> None:
 def test_the_auditor_finds_blocks_that_nobody_marked() -> None:
     kv = make_kv()
     request = prefill(kv, make_request("a", range(10), 4))
-    request.draft_len = 8
+    request.draft_kv_len = 8
     with pytest.raises(AuditError, match="not known to hold draft KV"):
         audit(kv, [request])
