@@ -55,7 +55,7 @@ class Cell:
             args.model,
             dtype=args.dtype,
             max_num_seqs=self.max_num_seqs,
-            max_model_len=2048,
+            max_model_len=args.max_model_len,
             max_num_batched_tokens=CHUNK_BUDGET if self.chunked_prefill else None,
             speculative=speculation(args, self.max_draft_tokens),
             capture=CaptureConfig(graph=self.graph),  # type: ignore[arg-type]
@@ -175,7 +175,8 @@ def step_cost(on: dict[str, Any], off: dict[str, Any]) -> float:
 
 def run_cell(cell: Cell, args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str, Any]:
     with cell.open(args) as llm:
-        ids = [encode(llm.engine.tokenizer, prompt) for prompt in prompts]
+        room = args.max_model_len - args.max_tokens
+        ids = [encode(llm.engine.tokenizer, prompt)[-room:] for prompt in prompts]
         off = run_pass(llm, ids, args.max_tokens, 0)
         on = run_pass(llm, ids, args.max_tokens, cell.max_draft_tokens)
         late = llm.stats().compile_events_after_warmup
@@ -209,6 +210,7 @@ def main() -> int:
     parser.add_argument("--override", help="ngram or suffix")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--max-model-len", type=int, default=2048, help="longer prompts are cut")
     parser.add_argument("--out", type=Path, default=Path("profiles/results/identity.json"))
     parser.add_argument("--smoke", action="store_true", help="4 cells, 10 prompts, 32 tokens")
     parser.add_argument("--cells", type=_numbers, help="only these, by number; default: all")
@@ -276,6 +278,8 @@ def _resume(args: argparse.Namespace, cells: Sequence[Cell], prompts: Sequence[P
         "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16],
         "proposer": [list(option) for option in speculation(args, 1).options],
         **({"method": args.proposer} if args.proposer != "ngram" else {}),
+        **({"draft_model": args.draft_model} if args.draft_model else {}),
+        **({"override": args.override} if args.override else {}),
     }
     if args.out.is_file():
         report = json.loads(args.out.read_text(encoding="utf-8"))
