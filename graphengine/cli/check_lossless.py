@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -59,27 +59,12 @@ class CheckOptions:
             "--k", help="Most drafts a step. Default: that of --proposer.", metavar="K", min=1
         ),
     ] = None
-    draft_sampling: Annotated[
-        str | None,
-        typer.Option(
-            "--draft-sampling",
-            help="greedy, coupled or probabilistic, for proposers that have a distribution.",
-        ),
-    ] = None
     option: Annotated[
         list[str] | None,
         typer.Option(
             "--option", help="An option of the proposer; may be repeated.", metavar="NAME=VALUE"
         ),
     ] = None
-    verification: Annotated[
-        str,
-        typer.Option(
-            "--verification",
-            help="exact: the same seed must give the same tokens; rejection: what is drawn must "
-            "have the same distribution (greedy: the same tokens).",
-        ),
-    ] = "exact"
     samples: Annotated[
         int | None,
         typer.Option(
@@ -131,7 +116,8 @@ def check_lossless(
     first of the requests' seeds; 0 where it is left out.
     """
     config = check_config(options.speculating_config(), wanted)
-    plan = make_plan(model, wanted, sampling)
+    assert isinstance(config.speculative, SpeculativeConfig), "off has nothing to verify"
+    plan = make_plan(model, wanted, sampling, config.speculative.verification)
     if wanted.json_file is not None:
         check_target(wanted.json_file)
     with closing(open_engine(model, config)) as engine:
@@ -158,7 +144,7 @@ def check_lossless(
 
 
 def check_config(config: EngineConfig, wanted: CheckOptions) -> EngineConfig:
-    """The engine for the draft length and the verification asked for.
+    """The engine for the draft length and the options asked for.
 
     Args:
         config: with speculation on.
@@ -170,11 +156,8 @@ def check_config(config: EngineConfig, wanted: CheckOptions) -> EngineConfig:
     assert isinstance(speculative, SpeculativeConfig), "off has nothing to verify"
     if wanted.k is not None:
         speculative = replace(speculative, max_draft_tokens=wanted.k)
-    changes: dict[str, Any] = {"verification": wanted.verification}
-    if wanted.draft_sampling is not None:
-        changes["draft_sampling"] = wanted.draft_sampling
     options = {**dict(speculative.options), **_options(wanted.option or ())}
-    speculative = replace(speculative, options=tuple(options.items()), **changes)
+    speculative = replace(speculative, options=tuple(options.items()))
     return replace(config, speculative=speculative)
 
 
@@ -192,14 +175,16 @@ def _options(given: Sequence[str]) -> dict[str, object]:
     return found
 
 
-def make_plan(model: str, wanted: CheckOptions, sampling: SamplingOptions) -> Plan:
-    """What to ask how often.
+def make_plan(
+    model: str, wanted: CheckOptions, sampling: SamplingOptions, verification: str
+) -> Plan:
+    """What to ask how often: of `rejection`, enough to compare distributions.
 
     Raises:
         ValueError: a flag has a value that is not allowed, or a file cannot be read.
     """
     is_greedy = sampling.params(model, wanted.max_tokens, 1).temperature == 0
-    compares_laws = wanted.verification == "rejection" and not is_greedy
+    compares_laws = verification == "rejection" and not is_greedy
     samples, max_tokens = _LAW if compares_laws else _EXACT
     params = sampling.params(model, wanted.max_tokens or max_tokens, max_tokens)
     if is_greedy and (wanted.samples or 1) > 1:

@@ -27,6 +27,15 @@ from graphengine.sampling.params import SamplingParams
 
 _SPECULATION, _ENGINE, _CAPTURE = "Speculation", "Engine", "Capture"
 _CACHE, _SAMPLING = "KV cache", "Sampling"
+# What a flag is called in SpeculativeConfig.
+_SPECULATIVE_FIELDS = {
+    "draft_model": "model",
+    "override": "override",
+    "override_min_match": "override_min_match",
+    "draft_sampling": "draft_sampling",
+    "verification": "verification",
+    "self_check": "self_check",
+}
 
 Model = Annotated[
     str,
@@ -69,6 +78,26 @@ class EngineOptions:
             "--override",
             "ngram or suffix: where it finds a long match, its drafts replace the model's.",
             "NAME",
+        ),
+    ] = None
+    override_min_match: Annotated[
+        int | None,
+        _option(_SPECULATION, "--override-min-match", "Tokens from which on a match is long.", "N"),
+    ] = None
+    draft_sampling: Annotated[
+        str | None,
+        _option(
+            _SPECULATION,
+            "--draft-sampling",
+            "greedy, coupled or probabilistic: how drafts of sampled requests are chosen.",
+        ),
+    ] = None
+    verification: Annotated[
+        str | None,
+        _option(
+            _SPECULATION,
+            "--verification",
+            "exact: the tokens of no speculation; rejection: tokens of the same distribution.",
         ),
     ] = None
     self_check: Annotated[
@@ -175,27 +204,29 @@ class EngineOptions:
         Raises:
             ValueError: a flag has a value that is not allowed; `--speculate off` is one here.
         """
-        config = self.config()
+        default = self.speculate is None and SpeculativeConfig.resolve(None) is None
+        config = (dataclasses.replace(self, speculate="ngram") if default else self).config()
         if config.speculative == OFF:
             raise ValueError(
                 f"--speculate {self.speculate}: this command compares speculation off with on; "
                 "name what is to be on (ngram, ngram:K), or leave the flag out"
             )
-        speculative = SpeculativeConfig.resolve(config.speculative) or SpeculativeConfig("ngram")
+        speculative = SpeculativeConfig.resolve(config.speculative)
         return dataclasses.replace(config, speculative=speculative)
 
     def _speculative(self) -> SpeculativeConfig | str | None:
-        flags = {"model": self.draft_model, "override": self.override}
-        flags |= {"self_check": self.self_check}
-        given = {name: value for name, value in flags.items() if value is not None}
+        given = {
+            name: getattr(self, name)
+            for name in _SPECULATIVE_FIELDS
+            if getattr(self, name) is not None
+        }
         if not given:
             return self.speculate
-        config = SpeculativeConfig.resolve(self.speculate, **given)
+        fields = {_SPECULATIVE_FIELDS[name]: value for name, value in given.items()}
+        config = SpeculativeConfig.resolve(self.speculate, **fields)
         if config is None:
-            raise ValueError(
-                "--draft-model, --override and --self-check are for proposers that carry a model; "
-                "name one with --speculate NAME"
-            )
+            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise ValueError(f"{flags}: nothing drafts; name what is to with --speculate NAME")
         return config
 
     def _capture(self) -> CaptureConfig:

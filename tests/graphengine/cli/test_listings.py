@@ -11,6 +11,7 @@ from graphengine.cli.console import StartProgress, has_colour
 from graphengine.cli.drafts import legend, paint
 from graphengine.cli.options import EngineOptions
 from graphengine.cli.plan import plan_bytes
+from graphengine.config import SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.memory import plan_memory
 from graphengine.models import loader
@@ -179,3 +180,28 @@ def test_progress_without_a_terminal_is_one_line_a_phase(
         "loading weights: 3 of 3",
         "capturing cells: 2 of 2",
     ]
+
+
+def test_flags_of_speculation_reach_the_configuration() -> None:
+    """Guards a field that only the library can set, and a flag that sets another."""
+    options = EngineOptions(
+        speculate="eagle:2",
+        draft_model="head",
+        override="ngram",
+        override_min_match=4,
+        draft_sampling="probabilistic",
+        verification="rejection",
+        self_check="warn",
+    )
+    assert options.config().speculative == SpeculativeConfig(
+        "eagle",
+        model="head",
+        max_draft_tokens=2,
+        override="ngram",
+        override_min_match=4,
+        draft_sampling="probabilistic",
+        verification="rejection",
+        self_check="warn",
+    )
+    with pytest.raises(ValueError, match=r"--draft-sampling, --verification: nothing drafts"):
+        EngineOptions(draft_sampling="coupled", verification="exact").config()
