@@ -62,11 +62,8 @@ class EngineSite:
     def open_decoder(self) -> OpenedDraftDecoder:
         """Open the draft's checkpoint as a decoder of the target's vocabulary."""
         assert self.model is not None, "no draft model was named"
-        try:
-            opened = open_model(self.model)
-            check_supported(opened.config, self.dtype)
-        except ValueError as error:
-            raise ValueError(f"SpeculativeConfig.model={self.model!r}: {error}") from error
+        opened = open_model(self.model)
+        check_supported(opened.config, self.dtype)
         difference = vocabulary_difference(self.checkpoint, opened)
         if difference is not None:
             raise ValueError(f"{difference}; a draft model must have the target's tokenizer")

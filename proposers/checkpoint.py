@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import safetensors
 import torch
@@ -22,6 +22,8 @@ Tensor = torch.Tensor
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED_FILE = "pytorch_model.bin"
+# Dtypes of parameters, as safetensors calls them.
+FLOATS: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 WEIGHTS = Path(__file__).parent / "weights"
 _SHOWN = 5
 
@@ -34,12 +36,14 @@ class DraftCheckpoint:
         path: the directory.
         config: contents of its config.json.
         shapes: of every tensor, by name.
+        dtypes: of every tensor, by name, as safetensors calls them.
         read: one tensor in its stored dtype, by name.
     """
 
     path: Path
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
     read: Callable[[str], Tensor]
 
     @classmethod
@@ -65,15 +69,17 @@ class DraftCheckpoint:
         config = _read_json(directory / "config.json")
         files = _safetensors_files(directory)
         if files:
-            shapes, read = _open_safetensors(files)
+            headers, read = _open_safetensors(files)
         elif (directory / PICKLED_FILE).is_file():
-            shapes, read = _open_pickled(directory / PICKLED_FILE)
+            headers, read = _open_pickled(directory / PICKLED_FILE)
         else:
             raise ValueError(
                 f"{directory} has no weights: neither {SINGLE_FILE}, {INDEX_FILE} nor "
                 f"{PICKLED_FILE}"
             )
-        return cls(directory, config, shapes, read)
+        shapes = {name: shape for name, (shape, _) in headers.items()}
+        dtypes = {name: dtype for name, (_, dtype) in headers.items()}
+        return cls(directory, config, shapes, dtypes, read)
 
     def check(
         self,
@@ -88,8 +94,8 @@ class DraftCheckpoint:
             ignores: names that may be there without a destination; default: all.
 
         Raises:
-            ValueError: a destination without a tensor, a tensor without a destination, or a shape
-                that differs.
+            ValueError: a destination without a tensor, a tensor without a destination, a shape that
+                differs, or numbers that are stored as no float.
         """
         missing = [name for name in destinations if name not in self.shapes]
         if missing:
@@ -105,6 +111,11 @@ class DraftCheckpoint:
                 raise ValueError(
                     f"{self.path}: {name} has shape {list(self.shapes[name])}, its config and the "
                     f"target imply {list(tensor.shape)}"
+                )
+            if self.dtypes[name] not in FLOATS:  # a copy would cast it, without its scales
+                raise ValueError(
+                    f"{self.path}: {name} is stored as {self.dtypes[name]}; allowed are "
+                    f"{', '.join(FLOATS)}: quantised checkpoints are not supported"
                 )
 
     def load(
@@ -149,23 +160,27 @@ def _safetensors_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _open_safetensors(
-    files: Sequence[Path],
-) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Tensor]]:
+# Shape and dtype of every tensor, by name, and what reads one.
+Opened = tuple[dict[str, tuple[tuple[int, ...], str]], Callable[[str], Tensor]]
+
+
+def _open_safetensors(files: Sequence[Path]) -> Opened:
     handles: dict[str, Any] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    headers: dict[str, tuple[tuple[int, ...], str]] = {}
     for path in files:
         try:
             handle: Any = safetensors.safe_open(path, framework="pt")
         except (safetensors.SafetensorError, OSError) as error:
             raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
         for name in handle.keys():  # noqa: SIM118  (the handle is no mapping)
-            handles[name] = handle
-            shapes[name] = tuple(handle.get_slice(name).get_shape())
-    return shapes, lambda name: handles[name].get_tensor(name)
+            if name in handles:
+                raise ValueError(f"{path}: tensor {name} is in another shard too")
+            handles[name], part = handle, handle.get_slice(name)
+            headers[name] = tuple(part.get_shape()), part.get_dtype()
+    return headers, lambda name: handles[name].get_tensor(name)
 
 
-def _open_pickled(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Tensor]]:
+def _open_pickled(path: Path) -> Opened:
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, OSError) as error:
@@ -174,7 +189,12 @@ def _open_pickled(path: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
     ):
         raise ValueError(f"{path} does not hold a state dict")
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__
+    called = {dtype: name for name, dtype in FLOATS.items()}
+    headers = {
+        name: (tuple(tensor.shape), called.get(tensor.dtype, str(tensor.dtype)))
+        for name, tensor in tensors.items()
+    }
+    return headers, tensors.__getitem__
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -46,7 +46,14 @@ class HiddenStates:
         if not taps or len(set(taps)) != len(taps):
             raise ValueError(f"hidden states {list(taps)}: expected one or more, each once")
         self.taps = tuple(taps)
-        self.storage = torch.zeros(num_blocks * block_size, len(taps) * hidden_size, dtype=dtype)
+        num_slots, width = num_blocks * block_size, len(taps) * hidden_size
+        try:
+            self.storage = torch.zeros(num_slots, width, dtype=dtype)
+        except RuntimeError as error:  # torch has no class of its own for this
+            raise ValueError(
+                f"hidden states of num_blocks={num_blocks} ({num_slots * width * dtype.itemsize} "
+                "bytes) cannot be allocated; lower CacheConfig.num_blocks or max_bytes"
+            ) from error
         self._block_size = block_size
         self._hidden_size = hidden_size
         self._store = native_op(f"store_slots_{kernel_suffix(dtype)}")

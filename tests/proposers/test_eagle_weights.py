@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from proposers.checkpoint import DraftCheckpoint
+from proposers.checkpoint import INDEX_FILE, DraftCheckpoint
 from proposers.eagle_weights import canonical_names, draft_tokens
 from tests.draft_heads import write
 
@@ -82,6 +84,29 @@ def test_one_name_for_two_tensors(tmp_path: Path) -> None:
     write(tmp_path, {}, {"fc.weight": torch.zeros(1), "model.fc.weight": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"holds both (model\.)?fc.weight and (model\.)?fc.weight"):
         canonical_names(DraftCheckpoint.open(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.int64, "I64")]
+)
+def test_numbers_that_a_copy_would_cast(dtype: torch.dtype, name: str, tmp_path: Path) -> None:
+    """Guards case 40: quantised numbers whose scales lie in no tensor."""
+    write(tmp_path, {}, {"fc.weight": torch.zeros(2, 2).to(dtype)})
+    checkpoint = DraftCheckpoint.open(tmp_path)
+    with pytest.raises(ValueError, match=f"fc.weight is stored as {name}; allowed are F32, BF16"):
+        checkpoint.check({"fc.weight": torch.empty(2, 2)})
+
+
+def test_one_tensor_in_two_shards(tmp_path: Path) -> None:
+    """Guards weights that depend on which file is read last."""
+    shards = [f"model-{index}.safetensors" for index in range(2)]
+    for shard in shards:
+        save_file({"fc.weight": torch.zeros(2)}, tmp_path / shard)
+    index = {"weight_map": {"fc.weight": shards[0], "norm.weight": shards[1]}}
+    (tmp_path / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tensor fc.weight is in another shard too"):
+        DraftCheckpoint.open(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["fc.weight_scale", "layers.0.mlp.up_proj.qweight", "k_scale"])

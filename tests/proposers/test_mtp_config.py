@@ -37,7 +37,9 @@ def checkpoint(names: Any, **config: Any) -> DraftCheckpoint:
     def read(name: str) -> torch.Tensor:
         raise AssertionError(f"{name} is read")
 
-    return DraftCheckpoint(Path("here"), config, dict.fromkeys(names, (4,)), read)
+    return DraftCheckpoint(
+        Path("here"), config, dict.fromkeys(names, (4,)), dict.fromkeys(names, "F32"), read
+    )
 
 
 def names(family: str, num_layers: int = 1, first: int = 2, *, copies: bool = False) -> set[str]:

@@ -66,8 +66,10 @@ def start(target: Path, draft: Path | str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_missing_checkpoint(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match=r"SpeculativeConfig.model=.*nowhere.* does not exist"):
+    where = r"SpeculativeConfig.model=.*nowhere.* does not exist"
+    with pytest.raises(ValueError, match=where) as raised:
         start(checkpoints.get(), tmp_path / "nowhere", monkeypatch)
+    assert str(raised.value).count("SpeculativeConfig.model") == 1
 
 
 def test_a_draft_model_that_lacks_a_tensor(
