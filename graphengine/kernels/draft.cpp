@@ -60,7 +60,7 @@ int64_t noisy_argmax(const float* y, int64_t V, const int32_t* tokens, const Noi
   if (top.index < 0) return index_of(top, y, V);
   int64_t chosen = top.index;
   double best = noisy(chosen);
-  double slack = top.value - value(chosen) + 1e-3;  // what `value` may be below y, and rounding
+  double slack = top.value - value(chosen) - 1e-3;  // what `value` is below y, but for rounding
   for (int64_t v = 0; v < V; v++) {
     if (y[v] - slack + kLargestGumbel < best || y[v] == kNone || v == top.index) continue;
     double candidate = noisy(v);
