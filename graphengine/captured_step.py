@@ -22,7 +22,6 @@ from graphengine.resolve import (
     GREEDY,
     LOGITS,
     LOGPROBS,
-    MAX_PREFILL_ROWS,
     SAMPLED,
     RunnerSizes,
 )
@@ -98,7 +97,7 @@ def make_buffers(
     return StaticBuffers(
         [*buffer_specs(model, sizes), *(draft.buffers if draft is not None else ())],
         max_num_reqs=sizes.num_state_rows,
-        max_num_tokens=MAX_PREFILL_ROWS,
+        max_num_tokens=sizes.max_num_tokens,
         max_cell_tokens=sizes.max_cell_tokens,
         device=device,
     )

@@ -54,8 +54,14 @@ class RunnerSizes:
 
     @property
     def max_cell_tokens(self) -> int:
-        """Rows of the largest cell, and of the largest window that drafts are extended by."""
-        return self.num_state_rows * (self.max_draft_tokens + max(1, self.lookahead))
+        """Rows of the largest cell."""
+        return self.num_state_rows * (self.max_draft_tokens + 1)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Rows of the largest forward beside the cells: of a prompt, or that extends drafts."""
+        window = self.num_state_rows * (self.max_draft_tokens + self.lookahead)
+        return max(MAX_PREFILL_ROWS, window)
 
     @property
     def max_blocks(self) -> int:

@@ -84,7 +84,8 @@ def check_drafts(engine: Engine) -> None:
 def measure(engine: Engine, proposer: ModelProposer) -> Acceptance:
     """Let the target write, and compare."""
     limit, engine.draft_limit = engine.draft_limit, 0
-    prompt = engine.tokenizer.encode(TEXT) if engine.tokenizer is not None else [0]
+    text = engine.tokenizer.encode(TEXT) if engine.tokenizer is not None else []
+    prompt = [token for token in text if token < engine.resolved.model.vocab_size] or [0]
     held = engine.kv.pool.num_usable * engine.kv.block_size  # a pool may be less than a context
     longest = min(engine.resolved.sizes.max_model_len, held)
     if longest < LEAST_TOKENS:
@@ -133,9 +134,10 @@ def diagnose(engine: Engine, proposer: ModelProposer, request: Request, deadline
     Readings that there is no time for until `deadline` are not tried.
     """
     shares: dict[str, Acceptance] = {}
-    for name, other in proposer.variants():
-        if time.monotonic() < deadline:
-            shares[name] = judge(engine, other, request)
+    readings = proposer.variants()
+    while time.monotonic() < deadline and (reading := next(readings, None)) is not None:
+        shares[reading[0]] = judge(engine, reading[1], request)
+        del reading  # its weights go before the next ones are read
     for step in (-1, 1) if time.monotonic() < deadline else ():
         with _shifted_taps(engine, request, step) as is_possible:
             if is_possible:

@@ -117,24 +117,26 @@ class EagleProposer(ModelBasedProposer):
                 turned: dict[str, Any] = {flag: not getattr(config, flag)}
                 other = replace(config, **turned)
                 yield f"norm ({flag})", self._again(replace(opened, config=other))
-        swapped = self._again(opened)
-        swapped.swap_inputs()
-        yield "order of concatenation", swapped
+        yield "order of concatenation", self._again(opened).swapped()
         if opened.tokens is not None:
             yield "d2t", self._again(replace(opened, tokens=None))
         if self._weights.head is not None and self._head.shape == self.runtime.target_head.shape:
-            borrowed = self._again(opened)
-            borrowed._head = self.runtime.target_head
-            yield "head", borrowed
+            yield "head", self._again(opened).borrowing()
 
     def _again(self, opened: OpenedHead) -> EagleProposer:
         return EagleProposer(self.runtime, opened)
 
-    def swap_inputs(self) -> None:
-        """Let the columns of embedding and feature change places."""
+    def borrowing(self) -> EagleProposer:
+        """Itself, with the target's output head."""
+        self._head = self.runtime.target_head
+        return self
+
+    def swapped(self) -> EagleProposer:
+        """Itself, the columns of embedding and feature in each other's place."""
         joins = self._weights.fc if self._config.version == 1 else None
         for matrix in self._blocks[0].inputs() if joins is None else (joins,):
             matrix.copy_(torch.cat(list(reversed(matrix.chunk(2, dim=1))), dim=1))
+        return self
 
     def extend(self, views: Views, rows: Rows, activations: Activations) -> Tensor:
         self._load_features(views, activations)

@@ -188,7 +188,8 @@ class ModelBasedProposer(StatelessProposer, ABC):
                 self.advance(step, views, window)
 
     def _window_views(self, num_reqs: int, k: int) -> Views:
-        return self.runtime.buffers.cell(ShapeKey(num_reqs, self.width(k), TIER))
+        num_tokens = num_reqs * self.width(k)
+        return self.runtime.buffers.prefill(num_reqs=num_reqs, num_tokens=num_tokens)
 
     def _window_rows(self, views: Views) -> Rows:
         return self.runtime.rows(*(views[name] for name in INPUTS))

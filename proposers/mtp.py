@@ -65,9 +65,12 @@ class MtpProposer(ModelBasedProposer):
             config = replace(self._opened.config, family=replace(self._family, **turned))
             yield name, MtpProposer(self.runtime, replace(self._opened, config=config))
         if self._opened.config.has_head:
-            borrowed = MtpProposer(self.runtime, self._opened)
-            borrowed._head = self.runtime.target_head
-            yield "head", borrowed
+            yield "head", MtpProposer(self.runtime, self._opened).borrowing()
+
+    def borrowing(self) -> MtpProposer:
+        """Itself, with the target's output head."""
+        self._head = self.runtime.target_head
+        return self
 
     def width(self, k: int) -> int:
         """What a step can have verified, and the slots whose deeper tokens were drafts then."""
@@ -165,7 +168,6 @@ def _open(options: Mapping[str, object], site: DraftSite) -> DraftPlan:
                 shape=("T",),
                 dtype=torch.int32,
                 role="scratch",
-                cells_only=True,
             ),
         ),
         build=lambda runtime: MtpProposer(runtime, opened),
