@@ -72,10 +72,20 @@ class Drafting:
                 num_new_rows=sum(chunk.num_tokens for chunk in chunks),
             )
         )
-        within = filled.shape == ends.shape and ((filled >= 0) & (filled <= ends)).all()
-        assert within, (
-            f"proposer {proposer.name!r} says that {filled} slots of {ends} hold draft KV"
+        name = proposer.name
+        assert isinstance(filled, np.ndarray), (
+            f"proposer {name!r} gave {filled!r:.80} for its prefill: expected an int32 array"
         )
+        assert (filled.dtype, filled.shape) == (ends.dtype, ends.shape), (
+            f"proposer {name!r} gave {filled.dtype} {filled.shape} for its prefill, expected "
+            f"{ends.dtype} {ends.shape}"
+        )
+        bounds = zip(cache.draft_kv_lens.tolist(), filled.tolist(), ends.tolist(), strict=True)
+        for request, (before, now, end) in zip(requests, bounds, strict=True):
+            assert before <= now <= end, (
+                f"proposer {name!r} says that {now} slots of {request.request_id!r} hold draft KV; "
+                f"there were {before}, and the target has {end}"
+            )
         return filled
 
     def propose(self, plan: StepPlan) -> Draft:

@@ -154,8 +154,9 @@ class Engine:
         with self._bookkeeping():
             plan = self.scheduler.schedule(self._draft_ladder)
             self._follow(plan)
+        self._forget()  # before the proposer hears of who starts over
         self._prefill(plan.chunks)
-        draft = self._propose(plan)
+        draft = self.drafting.propose(plan)
         sampled = self._verify(plan.decodes, draft)
         sampled = self._cut(sampled)
         with self._bookkeeping():
@@ -320,14 +321,12 @@ class Engine:
         drafted = self.drafting.prefill(chunks) if self._draft_limit else None
         with self._bookkeeping():
             for index, chunk in enumerate(chunks):
+                if chunk.request.status is not RequestStatus.PREFILL:
+                    continue  # aborted meanwhile
                 self.scheduler.advance_prefill(chunk)
                 if drafted is not None:
                     self.kv.keep_draft_rows(chunk.request, int(drafted[index]))
                 self._counter.num_prefill_tokens += chunk.num_tokens
-
-    def _propose(self, plan: StepPlan) -> Draft:
-        self._forget()
-        return self.drafting.propose(plan)
 
     def _verify(self, decodes: Sequence[ScheduledDecode], draft: Draft) -> list[Sampled]:
         """Verify the drafts of every decode that is still alive."""

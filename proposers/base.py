@@ -161,7 +161,7 @@ class Draft:
         num_reqs, k = inputs.num_reqs, inputs.k
         for field, array, expected in (
             ("token_ids", self.token_ids, (num_reqs, k)),
-            ("lengths", self.num_draft_tokens, (num_reqs,)),
+            ("num_draft_tokens", self.num_draft_tokens, (num_reqs,)),
             ("match_lengths", self.match_lengths, (num_reqs,)),
             ("draft_kv_lens", self.draft_kv_lens, (num_reqs,)),
         ):
@@ -184,9 +184,13 @@ class Draft:
             )
         if self.draft_kv_lens is not None:
             rows, known = self.draft_kv_lens, [len(tokens) + k for tokens in inputs.token_ids]
+            before = inputs.cache.draft_kv_lens if inputs.cache is not None else np.zeros_like(rows)
             _fail_on_first_row(
-                (rows < 0) | (rows > np.array(known, dtype=np.int32)),
-                lambda row: f"{rows[row]} rows of draft KV, of {known[row]} tokens and drafts",
+                (rows < before) | (rows > np.array(known, dtype=np.int32)),
+                lambda row: (
+                    f"{rows[row]} rows of draft KV, of {known[row]} tokens and drafts; there were "
+                    f"{before[row]}"
+                ),
             )
         live = np.arange(k)[None, :] < self.num_draft_tokens[:, None]
         _fail_on_first_row(

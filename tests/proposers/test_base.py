@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from proposers import Draft, ProposeInputs
+from proposers.base import CacheRows
 from tests.proposers.helpers import VOCAB_SIZE, make_inputs
 
 INPUTS = make_inputs({"a": [1, 2], "b": [3]}, k=3, allowances=[3, 1])
@@ -39,7 +40,7 @@ def test_good_drafts_pass() -> None:
             r"token_ids .* \(2, 4\), expected int32 \(2, 3\)",
         ),
         ([[1, 2, 3]], [3], r"token_ids .* \(1, 3\), expected int32 \(2, 3\)"),
-        ([[1, 2, 3], [4, -1, -1]], [3], r"lengths are int32 \(1,\)"),
+        ([[1, 2, 3], [4, -1, -1]], [3], r"num_draft_tokens are int32 \(1,\)"),
         ([[1, 2, 3], [4, 5, -1]], [3, 2], "row 1: 2 drafts, allowance 1"),
         ([[-1, -1, -1], [-1, -1, -1]], [-1, 0], "row 0: -1 drafts"),
         ([[1, -1, 3], [4, -1, -1]], [3, 1], r"row 0: draft ids .* outside \[0, 48\)"),
@@ -74,6 +75,13 @@ def test_draft_rows_are_of_history_and_drafts(rows: np.ndarray, message: str) ->
     draft = replace(Draft.empty(2, 3), draft_kv_lens=rows)
     with pytest.raises(AssertionError, match=message):
         draft.validate(INPUTS, VOCAB_SIZE)
+    cache = CacheRows(
+        block_table=np.zeros((2, 1), dtype=np.int32),
+        draft_kv_lens=np.array([2, 1], dtype=np.int32),
+    )
+    fewer = replace(draft, draft_kv_lens=np.array([2, 0], dtype=np.int32))
+    with pytest.raises(AssertionError, match=r"row 1: 0 rows of draft KV, .*; there were 1"):
+        fewer.validate(replace(INPUTS, cache=cache), VOCAB_SIZE)
     fine = replace(draft, draft_kv_lens=np.array([5, 0], dtype=np.int32))
     fine.validate(INPUTS, VOCAB_SIZE)
     assert fine.rows([1]).draft_kv_lens.tolist() == [0]  # type: ignore[union-attr]
