@@ -41,8 +41,8 @@ def proposers(draft: str) -> dict[str, SpeculativeConfig]:
         "ngram k=6": SpeculativeConfig("ngram", max_draft_tokens=6),
         "suffix k=6": SpeculativeConfig("suffix", max_draft_tokens=6, shared_tree_tokens=0),
         "eagle k=3": SpeculativeConfig("eagle", **eagle),
-        "eagle k=3, coupled": SpeculativeConfig("eagle", draft_sampling="coupled", **eagle),
-        "eagle k=3, ngram override": SpeculativeConfig("eagle", override="ngram", **eagle),
+        "eagle k=3 coupled": SpeculativeConfig("eagle", draft_sampling="coupled", **eagle),
+        "eagle k=3 ngram override": SpeculativeConfig("eagle", override="ngram", **eagle),
     }
 
 

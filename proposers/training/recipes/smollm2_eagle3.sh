@@ -10,5 +10,5 @@ questions="$(mktemp)"
 python -m proposers.training.recipes.questions 2887 > "$questions"
 graphengine train-draft smollm2-135m --kind eagle3 --out "$out" \
   --chats 2560 --questions "$questions" --length 512 --draft-vocab 4800 --taps 2,15,27 \
-  --steps 1200 --batch-tokens 1024 --learning-rate 1.5e-3 \
-  --unroll 3 --first-only 0.5 --decay 0.8 --measure-every 200 --seed 0 "$@"
+  --steps 2400 --batch-tokens 1024 --learning-rate 1.5e-3 \
+  --unroll 3 --first-only 0.4 --decay 0.8 --measure-every 300 --seed 0 "$@"
