@@ -11,10 +11,11 @@ stdlib="$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 train() {
   local kind="$1"
   shift
-  graphengine train-draft "$out/target" --kind "$kind" --out "$out/$kind" --work "$out/work" \
+  graphengine train-draft target --kind "$kind" --out "$kind" --work work \
     --text "$stdlib" --text-tokens 300000 --length 256 --batch-tokens 2048 --seed 0 "$@"
 }
 
+cd "$out"
 train eagle3 --taps 1,2,3 --draft-vocab 160 --steps 300
 train eagle1 --steps 300
 train mtp --steps 300
