@@ -266,7 +266,13 @@ def train_draft(
     work = out / "work" if work is None else work
     work.mkdir(parents=True, exist_ok=True)
     chats = _chat_files(target, opened.config, corpus, work)
-    pieces = read_corpus(corpus.text or [], chats, tokenizer.encode, corpus_config)
+    pieces = read_corpus(
+        corpus.text or [],
+        chats,
+        tokenizer.encode,
+        corpus_config,
+        vocab_size=opened.config.vocab_size,
+    )
     _describe(pieces)
     with start_progress() as progress:
         teacher = EngineTeacher(

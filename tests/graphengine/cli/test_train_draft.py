@@ -151,6 +151,17 @@ def test_what_is_refused(
     assert message in result.err
 
 
+def test_chats_of_another_vocabulary_are_refused(
+    cli: Cli, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Guards a target that is run over ids that it does not have."""
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"prompt_ids": [1], "output_ids": [264]}\n', encoding="utf-8")
+    result = cli("train-draft", checkpoint, "--out", tmp_path / "out", "--chats", chats)
+    assert result.code == 2
+    assert "line 1: 264 is no token id of the target; allowed: 0 to 263" in result.err
+
+
 def test_a_target_without_a_tokenizer_is_refused(cli: Cli, text: Path, tmp_path: Path) -> None:
     """Guards a traceback where no text can be read."""
     target = make_checkpoint(tmp_path / "target", tokenizer=False)
