@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -235,8 +236,13 @@ class Trainer:
             temporary.unlink(missing_ok=True)
 
     def _load(self, path: Path, key: str) -> None:
-        stored: dict[str, Any] = torch.load(path, map_location=self._device, weights_only=True)
-        if stored["key"] != key:
+        try:
+            stored: Any = torch.load(path, map_location=self._device, weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+            raise ValueError(
+                f"{path} is no checkpoint that can be read, delete it to start anew: {error}"
+            ) from error
+        if not isinstance(stored, dict) or stored.get("key") != key:
             raise ValueError(
                 f"{path} is the checkpoint of a run with another target, corpus or settings; "
                 "repeat them, or give another folder"
