@@ -17,12 +17,23 @@ from rich.table import Table
 from graphengine.cli.console import long_progress, note, start_progress, stdout
 from graphengine.cli.options import Model, command
 from graphengine.cli.train_options import CorpusOptions, DraftOptions, TrainingOptions
-from graphengine.distill import EngineTeacher, describe_target
+from graphengine.distill import EngineTeacher, describe_target, layer_sizes
 from graphengine.llm import LLM
 from graphengine.models.config import ModelConfig
 from graphengine.models.loader import open_model
 from graphengine.self_chats import MAX_MODEL_LEN, MAX_NUM_SEQS, write_answers, write_chats
-from proposers.training import CSV_FILE, PNG_FILE, DraftJob, Piece, Point, can_draw, read_corpus
+from proposers.training import (
+    CSV_FILE,
+    PNG_FILE,
+    CorpusConfig,
+    DraftConfig,
+    DraftJob,
+    Piece,
+    Point,
+    can_draw,
+    check_draft_vocab,
+    read_corpus,
+)
 
 CHATS_FILE, ANSWERS_FILE = "chats.jsonl", "answers.jsonl"
 
@@ -56,6 +67,7 @@ def train_draft(
     if not corpus.text and corpus.chats is None and corpus.questions is None:
         raise ValueError("nothing to train on: give --text, --chats or --questions")
     opened = open_model(target)
+    _check(draft_config, corpus_config, opened.config)
     taps = draft_config.resolved_taps(opened.config.num_layers)
     tokenizer = opened.load_tokenizer()
     if tokenizer is None:
@@ -93,6 +105,21 @@ def train_draft(
     if draft_config.kind == "draft_model":
         tokenizer.save(out)
     _print(points, out)
+
+
+def _check(draft: DraftConfig, corpus: CorpusConfig, model: ModelConfig) -> None:
+    """What the target does not allow is refused before hours are spent on chats."""
+    limit = model.max_position_embeddings
+    if corpus.length > limit:
+        raise ValueError(
+            f"length={corpus.length}: the target's limit is max_position_embeddings={limit}; "
+            "lower --length"
+        )
+    draft.sizes(layer_sizes(model))
+    if draft.draft_vocab is not None:
+        check_draft_vocab(
+            draft.draft_vocab, vocab_size=model.vocab_size, always=model.eos_token_ids
+        )
 
 
 def _chat_files(target: str, model: ModelConfig, corpus: CorpusOptions, work: Path) -> list[Path]:

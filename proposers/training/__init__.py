@@ -3,6 +3,7 @@
 from proposers.training.corpus import CorpusConfig, Piece, read_corpus
 from proposers.training.curves import can_draw
 from proposers.training.draft_config import KINDS, DraftConfig, Kind
+from proposers.training.draft_vocab import check_draft_vocab
 from proposers.training.heads import Eagle3Flags
 from proposers.training.hidden_cache import Progress
 from proposers.training.job import CSV_FILE, PNG_FILE, DraftJob
@@ -28,5 +29,6 @@ __all__ = [
     "TeacherRows",
     "TrainConfig",
     "can_draw",
+    "check_draft_vocab",
     "read_corpus",
 ]

@@ -151,6 +151,28 @@ def test_what_is_refused(
     assert message in result.err
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--length", 513], "length=513: the target's limit is max_position_embeddings=512"),
+        (["--kind", "draft_model", "--hidden", 20], "hidden=20: expected a multiple of the"),
+        (["--kv-heads", 3], "kv_heads=3: expected a divisor of the 4 query heads"),
+        (["--draft-vocab", 265], "draft_vocab=265: expected 2 to 264 tokens"),
+        (["--taps", "2,1,0"], "taps=[2, 1, 0]: expected layers from 0 to 2, in ascending order"),
+        (["--kind", "mtp", "--norm-output"], "norm_output=True: only kind eagle3 has it"),
+    ],
+)
+def test_what_the_target_does_not_allow_is_refused_first(
+    cli: Cli, checkpoint: Path, tmp_path: Path, flags: list[Any], message: str
+) -> None:
+    """Guards hours of chats, or of training, in front of a mistake that the command line shows."""
+    result = cli("train-draft", checkpoint, "--out", tmp_path / "out", "--chats", 40, *flags)
+    assert result.code == 2
+    assert message in result.err
+    assert "chats:" not in result.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_chats_of_another_vocabulary_are_refused(
     cli: Cli, checkpoint: Path, tmp_path: Path
 ) -> None:
