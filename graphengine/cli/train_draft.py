@@ -17,7 +17,7 @@ from rich.table import Table
 from graphengine.cli.console import long_progress, note, start_progress, stdout
 from graphengine.cli.options import Model, command
 from graphengine.cli.train_options import CorpusOptions, DraftOptions, TrainingOptions
-from graphengine.distill import EngineTeacher, describe_target, layer_sizes
+from graphengine.distill import EngineTeacher, describe_target, fingerprint, layer_sizes
 from graphengine.llm import LLM
 from graphengine.models.config import ModelConfig
 from graphengine.models.loader import open_model
@@ -25,6 +25,7 @@ from graphengine.self_chats import MAX_MODEL_LEN, MAX_NUM_SEQS, write_answers, w
 from proposers.training import (
     CSV_FILE,
     PNG_FILE,
+    Chats,
     CorpusConfig,
     DraftConfig,
     DraftJob,
@@ -34,8 +35,6 @@ from proposers.training import (
     check_draft_vocab,
     read_corpus,
 )
-
-CHATS_FILE, ANSWERS_FILE = "chats.jsonl", "answers.jsonl"
 
 
 @command
@@ -74,10 +73,9 @@ def train_draft(
         raise ValueError(f"model {target} has no tokenizer, so no text can be read for it")
     work = out / "work" if work is None else work
     work.mkdir(parents=True, exist_ok=True)
-    chats = _chat_files(target, opened.config, corpus, work)
     pieces = read_corpus(
         corpus.text or [],
-        chats,
+        _chats(target, opened.config, corpus, work),
         tokenizer.encode,
         corpus_config,
         vocab_size=opened.config.vocab_size,
@@ -122,21 +120,19 @@ def _check(draft: DraftConfig, corpus: CorpusConfig, model: ModelConfig) -> None
         )
 
 
-def _chat_files(target: str, model: ModelConfig, corpus: CorpusOptions, work: Path) -> list[Path]:
-    """Files of chats; what is asked of the target is generated first."""
-    count, files, questions = 0, [], []
+def _chats(target: str, model: ModelConfig, corpus: CorpusOptions, work: Path) -> list[Chats]:
+    """What chats to train on; what is asked of the target is generated first."""
+    count, questions, found = 0, [], []
     if corpus.chats is not None and corpus.chats.isascii() and corpus.chats.isdecimal():
         count = int(corpus.chats)
         if count < 1:
             raise ValueError(f"--chats {count}: expected a file, or a number from 1 on")
-        files.append(work / CHATS_FILE)
     elif corpus.chats is not None:
-        files.append(Path(corpus.chats))
+        found.append(Chats(Path(corpus.chats)))
     if corpus.questions is not None:
         questions = _read_questions(corpus.questions)
-        files.append(work / ANSWERS_FILE)
     if not count and not questions:
-        return files
+        return found
     with start_progress() as progress:
         llm = LLM(
             target,
@@ -146,13 +142,17 @@ def _chat_files(target: str, model: ModelConfig, corpus: CorpusOptions, work: Pa
             progress=progress,
         )
     with closing(llm), long_progress() as show:
-        if count:
-            write_chats(llm, files[0], count, lambda done: show("chats", done, count, ""))
-        if questions:
+        # Their names say whose they are: targets may share the folder.
+        whose = fingerprint(llm.engine.runner.decoder.weights, model)[:12]
+        chats = Chats(work / f"chats-{whose}.jsonl", count)
+        answers = Chats(work / f"answers-{whose}.jsonl", len(questions))
+        if questions:  # first, since what is there may be refused
             write_answers(
-                llm, files[-1], questions, lambda done: show("answers", done, len(questions), "")
+                llm, answers.file, questions, lambda done: show("answers", done, len(questions), "")
             )
-    return files
+        if count:
+            write_chats(llm, chats.file, count, lambda done: show("chats", done, count, ""))
+    return found + [some for some in (chats, answers) if some.count]
 
 
 def _read_questions(file: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """Training drafts for a target by distillation. Imports nothing of graphengine."""
 
-from proposers.training.corpus import CorpusConfig, Piece, read_corpus
+from proposers.training.corpus import Chats, CorpusConfig, Piece, read_corpus
 from proposers.training.curves import can_draw
 from proposers.training.draft_config import KINDS, DraftConfig, Kind
 from proposers.training.draft_vocab import check_draft_vocab
@@ -14,6 +14,7 @@ __all__ = [
     "CSV_FILE",
     "KINDS",
     "PNG_FILE",
+    "Chats",
     "CorpusConfig",
     "DraftConfig",
     "DraftJob",

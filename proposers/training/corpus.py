@@ -40,6 +40,14 @@ class Piece:
         digest.update(self.token_ids.tobytes())
 
 
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """A file of chats: lines of JSON with `prompt_ids` and `output_ids`."""
+
+    file: Path
+    count: int | None = None  # only lines whose `index` is below it; None: all
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusConfig:
     """How texts become pieces."""
@@ -59,7 +67,7 @@ class CorpusConfig:
 
 def read_corpus(
     texts: Sequence[Path],
-    chats: Sequence[Path],
+    chats: Sequence[Chats],
     encode: Encode,
     config: CorpusConfig,
     *,
@@ -69,7 +77,7 @@ def read_corpus(
 
     Args:
         texts: files, and folders whose files are taken by suffix (`TEXT_SUFFIXES`).
-        chats: files of lines of JSON with `prompt_ids` and `output_ids`.
+        chats: files of chats.
         encode: text to token ids.
         vocab_size: of the target.
 
@@ -78,8 +86,8 @@ def read_corpus(
             nothing is left to train on or to measure on.
     """
     pieces = [*_text_pieces(texts, encode, config, vocab_size)]
-    for file in chats:
-        pieces += _chat_pieces(file, config, vocab_size)
+    for some in chats:
+        pieces += _chat_pieces(some, config, vocab_size)
     for side, held_out in (("train on", False), ("measure on", True)):
         if not any(piece.held_out == held_out for piece in pieces):
             raise ValueError(
@@ -142,15 +150,18 @@ def _text_pieces(
                 yield Piece(part, 0, "text", held_out)
 
 
-def _chat_pieces(path: Path, config: CorpusConfig, vocab_size: int) -> Iterator[Piece]:
+def _chat_pieces(chats: Chats, config: CorpusConfig, vocab_size: int) -> Iterator[Piece]:
     """One piece a chat, cut at the end; only the answer counts."""
-    if not path.is_file():
-        raise ValueError(f"chats {str(path)!r} does not exist; give a file of JSON lines")
-    with path.open(encoding="utf-8") as lines:
+    name = f"chats {str(chats.file)!r}"
+    if not chats.file.is_file():
+        raise ValueError(f"{name} does not exist; give a file of JSON lines")
+    with chats.file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            where = f"chats {str(path)!r}, line {number}"
+            where = f"{name}, line {number}"
             try:
                 chat = json.loads(line)
+                if chats.count is not None and chat["index"] >= chats.count:
+                    continue
                 prompt, output = list(chat["prompt_ids"]), list(chat["output_ids"])
                 given = np.array(prompt + output, dtype=np.int64)
             except (ValueError, TypeError, KeyError, OverflowError) as error:

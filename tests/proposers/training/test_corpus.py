@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proposers.training import CorpusConfig, Piece, read_corpus
+from proposers.training import Chats, CorpusConfig, Piece, read_corpus
 from proposers.training.corpus import corpus_digest, text_files
 
 CONFIG = CorpusConfig(length=16, held_out=0.3)
@@ -18,8 +18,15 @@ def encode(text: str) -> list[int]:
     return list(text.encode())
 
 
-def read(texts: list[Path], chats: list[Path], config: CorpusConfig = CONFIG) -> list[Piece]:
-    return read_corpus(texts, chats, encode, config, vocab_size=256)
+def read(
+    texts: list[Path],
+    chats: list[Path],
+    config: CorpusConfig = CONFIG,
+    *,
+    count: int | None = None,
+) -> list[Piece]:
+    files = [Chats(file, count) for file in chats]
+    return read_corpus(texts, files, encode, config, vocab_size=256)
 
 
 def write_texts(folder: Path, numbers: range) -> Path:
@@ -83,6 +90,18 @@ def test_a_long_chat_is_cut_at_its_end(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
     pieces = read([], [file], config)
     assert [len(piece.token_ids) for piece in pieces] == [16] * 20  # others have no answer left
+
+
+def test_chats_behind_the_count_are_left_out(tmp_path: Path) -> None:
+    """Guards a run of fewer chats that trains on all that an earlier one has left."""
+    file = write_chats(tmp_path / "chats", range(60))
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    indexed = [{"index": 2 * number, **chat} for number, chat in enumerate(lines)]
+    file.write_text("".join(json.dumps(chat) + "\n" for chat in indexed), encoding="utf-8")
+    assert len(read([], [file])) == len(read([], [file], count=119)) == 60
+    assert [piece.token_ids[1] for piece in read([], [file], count=80)] == list(range(40))
+    with pytest.raises(ValueError, match=r"line 1: .*'index'"):
+        read([], [write_chats(tmp_path / "b", range(40))], count=40)
 
 
 def test_a_sample_of_files_is_the_same_sample(tmp_path: Path) -> None:
