@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pickle
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,16 @@ from proposers.training.hidden_cache import HiddenCache, Progress
 from proposers.training.objective import Acceptance, Objective
 from proposers.training.optimizer import DraftOptimizer
 
+# What torch.load raises for a file that is cut off, or that it did not write.
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    struct.error,
+    RuntimeError,
+    EOFError,
+    LookupError,
+    ValueError,
+    OSError,
+)
 Precision = Literal["auto", "bfloat16", "float32"]
 
 
@@ -238,9 +249,10 @@ class Trainer:
     def _load(self, path: Path, key: str) -> None:
         try:
             stored: Any = torch.load(path, map_location=self._device, weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        except _UNREADABLE as error:
             raise ValueError(
-                f"{path} is no checkpoint that can be read, delete it to start anew: {error}"
+                f"{path} is no checkpoint that can be read; if it is damaged, delete it to start "
+                f"anew: {error}"
             ) from error
         if not isinstance(stored, dict) or stored.get("key") != key:
             raise ValueError(
