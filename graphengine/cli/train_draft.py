@@ -73,12 +73,9 @@ def train_draft(
         raise ValueError(f"model {target} has no tokenizer, so no text can be read for it")
     work = out / "work" if work is None else work
     work.mkdir(parents=True, exist_ok=True)
+    chats, vocab_size = _chats(target, opened.config, corpus, work), opened.config.vocab_size
     pieces = read_corpus(
-        corpus.text or [],
-        _chats(target, opened.config, corpus, work),
-        tokenizer.encode,
-        corpus_config,
-        vocab_size=opened.config.vocab_size,
+        corpus.text or [], chats, tokenizer.encode, corpus_config, vocab_size=vocab_size
     )
     _describe(pieces)
     with start_progress() as progress:
