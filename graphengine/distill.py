@@ -152,21 +152,26 @@ class EngineTeacher:
         return torch.cat(found)
 
 
+def layer_sizes(model: ModelConfig) -> LayerSizes:
+    """Of the target's layers, which those of a draft follow."""
+    return LayerSizes(
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        rms_norm_eps=model.rms_norm_eps,
+        rope_theta=model.rope.theta,
+    )
+
+
 def describe_target(name: str, model: ModelConfig, weights: DecoderWeights) -> Target:
     """What training knows of a target."""
     return Target(
         name=name,
         fingerprint=fingerprint(weights, model),
         architecture=model.architecture,
-        sizes=LayerSizes(
-            hidden_size=model.hidden_size,
-            intermediate_size=model.intermediate_size,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            rms_norm_eps=model.rms_norm_eps,
-            rope_theta=model.rope.theta,
-        ),
+        sizes=layer_sizes(model),
         num_layers=model.num_layers,
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,

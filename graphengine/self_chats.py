@@ -68,14 +68,21 @@ def write_answers(
 
     Args:
         llm: the model, with a chat template.
-        file: made where it is missing; may hold answers to the first of these questions already.
+        file: made where it is missing; may hold answers already, of the same model.
         questions: a user's turn each.
         progress: called with how many have been answered.
 
     Raises:
-        ValueError: the model has no chat template, or a line of the file is none of this.
+        ValueError: the model has no chat template, or a line of the file is none of this, or is
+            of another question.
     """
     _chat_tokenizer(llm)
+    for number, (index, user) in enumerate(_stored(file), 1):
+        if index < len(questions) and user != questions[index]:
+            raise ValueError(
+                f"answers {str(file)!r}, line {number}: it answers {user!r}, and question {index} "
+                f"is {questions[index]!r}; delete the file, or give the questions that it is of"
+            )
 
     def answers(indices: range) -> list[str]:
         return _answers(llm, {index: questions[index] for index in indices}, TO_QUESTIONS)
@@ -96,7 +103,8 @@ def _append(
     progress: Callable[[int], None] | None,
 ) -> None:
     """Write lines of the indices that the file lacks, a group at a time."""
-    start = _next_index(file)
+    stored = _stored(file)
+    start = stored[-1][0] + 1 if stored else 0
     with file.open("a", encoding="utf-8") as lines:
         while start < count:
             stop = min(start + GROUP, count)
@@ -161,18 +169,22 @@ def _answers(llm: LLM, users: dict[int, str], how: Answering) -> list[str]:
     return lines
 
 
-def _next_index(file: Path) -> int:
-    """The index after the last whole line; half a line, of a run that was killed, is cut off."""
+def _stored(file: Path) -> list[tuple[int, str]]:
+    """Index and user of each whole line; half a line, of a run that was killed, is cut off."""
     if not file.exists():
-        return 0
+        return []
     data = file.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
         file.write_bytes(whole)
-    if not whole:
-        return 0
-    last = whole.splitlines()[-1]
-    try:
-        return int(json.loads(last)["index"]) + 1
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"chats {str(file)!r}: the last line has no index ({error})") from error
+    found = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            chat = json.loads(line)
+            found.append((int(chat["index"]), str(chat["user"])))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"chats {str(file)!r}, line {number}: expected a JSON object with index and user "
+                f"({error})"
+            ) from error
+    return found

@@ -40,6 +40,14 @@ class Piece:
         digest.update(self.token_ids.tobytes())
 
 
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """A file of chats: lines of JSON with `prompt_ids` and `output_ids`."""
+
+    file: Path
+    count: int | None = None  # only lines whose `index` is below it; None: all
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusConfig:
     """How texts become pieces."""
@@ -58,22 +66,28 @@ class CorpusConfig:
 
 
 def read_corpus(
-    texts: Sequence[Path], chats: Sequence[Path], encode: Encode, config: CorpusConfig
+    texts: Sequence[Path],
+    chats: Sequence[Chats],
+    encode: Encode,
+    config: CorpusConfig,
+    *,
+    vocab_size: int,
 ) -> list[Piece]:
     """All pieces, in an order that the texts alone decide: files by hash, then chats as they come.
 
     Args:
         texts: files, and folders whose files are taken by suffix (`TEXT_SUFFIXES`).
-        chats: files of lines of JSON with `prompt_ids` and `output_ids`.
+        chats: files of chats.
         encode: text to token ids.
+        vocab_size: of the target.
 
     Raises:
-        ValueError: a path does not exist, a line of `chats` is none, or nothing is left to train on
-            or to measure on.
+        ValueError: a path does not exist, a line of `chats` is none, an id is not the target's, or
+            nothing is left to train on or to measure on.
     """
-    pieces = [*_text_pieces(texts, encode, config)]
-    for file in chats:
-        pieces += _chat_pieces(file, config)
+    pieces = [*_text_pieces(texts, encode, config, vocab_size)]
+    for some in chats:
+        pieces += _chat_pieces(some, config, vocab_size)
     for side, held_out in (("train on", False), ("measure on", True)):
         if not any(piece.held_out == held_out for piece in pieces):
             raise ValueError(
@@ -111,19 +125,22 @@ def text_files(path: Path) -> list[Path]:
     return found
 
 
-def _text_pieces(paths: Sequence[Path], encode: Encode, config: CorpusConfig) -> Iterator[Piece]:
+def _text_pieces(
+    paths: Sequence[Path], encode: Encode, config: CorpusConfig, vocab_size: int
+) -> Iterator[Piece]:
     """Files by their hash, which is a sample of them where there is not room for all."""
     by_hash = {}
     for path in paths:
         for file in text_files(path):
             data = file.read_bytes()
-            by_hash[hashlib.sha256(data).digest()] = data
+            by_hash[hashlib.sha256(data).digest()] = file, data
     room = config.max_text_tokens
     for digest in sorted(by_hash):
         if room is not None and room <= 0:
             return
-        ids = np.array(encode(by_hash[digest].decode("utf-8", errors="replace")), dtype=np.int32)
-        ids = ids[:room]
+        file, data = by_hash[digest]
+        encoded = np.array(encode(data.decode("utf-8", errors="replace")), dtype=np.int64)
+        ids = _token_ids(encoded, vocab_size, f"text {str(file)!r}")[:room]
         if room is not None:
             room -= len(ids)
         held_out = _is_held_out(digest, config.held_out)
@@ -133,26 +150,40 @@ def _text_pieces(paths: Sequence[Path], encode: Encode, config: CorpusConfig) ->
                 yield Piece(part, 0, "text", held_out)
 
 
-def _chat_pieces(path: Path, config: CorpusConfig) -> Iterator[Piece]:
+def _chat_pieces(chats: Chats, config: CorpusConfig, vocab_size: int) -> Iterator[Piece]:
     """One piece a chat, cut at the end; only the answer counts."""
-    if not path.is_file():
-        raise ValueError(f"chats {str(path)!r} does not exist; give a file of JSON lines")
-    with path.open(encoding="utf-8") as lines:
+    name = f"chats {str(chats.file)!r}"
+    if not chats.file.is_file():
+        raise ValueError(f"{name} does not exist; give a file of JSON lines")
+    with chats.file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
+            where = f"{name}, line {number}"
             try:
                 chat = json.loads(line)
+                if chats.count is not None and chat["index"] >= chats.count:
+                    continue
                 prompt, output = list(chat["prompt_ids"]), list(chat["output_ids"])
-                ids = np.array(prompt + output, dtype=np.int32)[: config.length]
-            except (ValueError, TypeError, KeyError) as error:
+                given = np.array(prompt + output, dtype=np.int64)
+            except (ValueError, TypeError, KeyError, OverflowError) as error:
                 raise ValueError(
-                    f"chats {str(path)!r}, line {number}: expected a JSON object with prompt_ids "
-                    f"and output_ids ({error})"
+                    f"{where}: expected a JSON object with prompt_ids and output_ids ({error})"
                 ) from error
+            ids = _token_ids(given, vocab_size, where)[: config.length]
             if len(ids) - len(prompt) >= _LEAST_TOKENS:
                 # By the prompt, so that two answers to one question stay on one side.
                 digest = hashlib.sha256(np.array(prompt, dtype=np.int32).tobytes()).digest()
                 held_out = _is_held_out(digest, config.held_out)
                 yield Piece(ids, len(prompt), "chat", held_out)
+
+
+def _token_ids(ids: npt.NDArray[np.int64], vocab_size: int, where: str) -> npt.NDArray[np.int32]:
+    """The same, checked: a target's embedding is read without a look at where it ends."""
+    strange = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(strange):
+        raise ValueError(
+            f"{where}: {strange[0]} is no token id of the target; allowed: 0 to {vocab_size - 1}"
+        )
+    return ids.astype(np.int32)
 
 
 def _is_held_out(digest: bytes, part: float) -> bool:

@@ -5,7 +5,8 @@ Owns the checks of these, before anything is computed. Knows neither modules nor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Literal, get_args
 
 from proposers.training.heads import Eagle3Flags
@@ -42,6 +43,10 @@ class DraftConfig:
             for name in names:
                 if kind != self.kind and getattr(self, name) is not None:
                     raise ValueError(f"{name}={getattr(self, name)}: only kind {kind} has it")
+        defaults = asdict(Eagle3Flags())
+        for name, value in asdict(self.flags).items():
+            if self.kind != "eagle3" and value != defaults[name]:
+                raise ValueError(f"{name}={value}: only kind eagle3 has it")
         for name in ("layers", "hidden", "intermediate", "kv_heads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -51,15 +56,16 @@ class DraftConfig:
         """Whose residual streams the draft reads; none but for eagle3.
 
         Raises:
-            ValueError: the target has no such layer.
+            ValueError: the target has no such layer, or they do not ascend, as readers of the
+                format require.
         """
         if self.kind != "eagle3":
             return ()
         taps = default_taps(num_layers) if self.taps is None else self.taps
-        known = set(range(num_layers + 1))
-        if not taps or len(set(taps)) < len(taps) or not set(taps) <= known:
+        ascend = all(low < high for low, high in pairwise(taps))
+        if not taps or not ascend or taps[0] < 0 or taps[-1] > num_layers:
             raise ValueError(
-                f"taps={list(taps)}: expected layers from 0 to {num_layers}, each once"
+                f"taps={list(taps)}: expected layers from 0 to {num_layers}, in ascending order"
             )
         return taps
 

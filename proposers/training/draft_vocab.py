@@ -32,11 +32,7 @@ def choose_draft_vocab(
     Raises:
         ValueError: there is no such vocabulary.
     """
-    if not len(set(always)) < size <= vocab_size:
-        raise ValueError(
-            f"draft_vocab={size}: expected {len(set(always)) + 1} to {vocab_size} tokens, the "
-            "target's vocabulary"
-        )
+    check_draft_vocab(size, vocab_size=vocab_size, always=always)
     counts = np.zeros(vocab_size, dtype=np.int64)
     for piece in pieces:
         if not piece.held_out:
@@ -44,6 +40,15 @@ def choose_draft_vocab(
     counts[list(always)] = counts.sum() + 1
     chosen = np.argsort(-counts, kind="stable")[:size]
     return torch.from_numpy(np.sort(chosen))
+
+
+def check_draft_vocab(size: int, *, vocab_size: int, always: Sequence[int]) -> None:
+    """Raises ValueError where there is no such vocabulary; arguments as above."""
+    if not len(set(always)) < size <= vocab_size:
+        raise ValueError(
+            f"draft_vocab={size}: expected {len(set(always)) + 1} to {vocab_size} tokens, the "
+            "target's vocabulary"
+        )
 
 
 def d2t(ids: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +26,16 @@ from proposers.training.hidden_cache import HiddenCache, Progress
 from proposers.training.objective import Acceptance, Objective
 from proposers.training.optimizer import DraftOptimizer
 
+# What torch.load raises for a file that is cut off, or that it did not write.
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    struct.error,
+    RuntimeError,
+    EOFError,
+    LookupError,
+    ValueError,
+    OSError,
+)
 Precision = Literal["auto", "bfloat16", "float32"]
 
 
@@ -235,8 +247,14 @@ class Trainer:
             temporary.unlink(missing_ok=True)
 
     def _load(self, path: Path, key: str) -> None:
-        stored: dict[str, Any] = torch.load(path, map_location=self._device, weights_only=True)
-        if stored["key"] != key:
+        try:
+            stored: Any = torch.load(path, map_location=self._device, weights_only=True)
+        except _UNREADABLE as error:
+            raise ValueError(
+                f"{path} is no checkpoint that can be read; if it is damaged, delete it to start "
+                f"anew: {error}"
+            ) from error
+        if not isinstance(stored, dict) or stored.get("key") != key:
             raise ValueError(
                 f"{path} is the checkpoint of a run with another target, corpus or settings; "
                 "repeat them, or give another folder"

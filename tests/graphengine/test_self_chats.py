@@ -87,6 +87,19 @@ def test_an_answer_is_what_its_question_gives(
         assert chat["output_ids"] == list(answer.token_ids)
 
 
+def test_answers_to_other_questions_are_refused(llm: LLM, tmp_path: Path) -> None:
+    """Guards a changed file of questions whose first ones keep the answers to the old ones."""
+    file = tmp_path / "answers.jsonl"
+    questions = ["What is a cat?", "Where is the cat?", "Why?"]
+    write_answers(llm, file, questions)
+    before = file.read_bytes()
+    message = r"answers\.jsonl', line 2: it answers 'Where is the cat\?', .* 1 is 'Where is it\?'"
+    with pytest.raises(ValueError, match=message):
+        write_answers(llm, file, ["What is a cat?", "Where is it?", "Why?", "Why not?"])
+    write_answers(llm, file, questions[:2])  # fewer: the others stay
+    assert file.read_bytes() == before
+
+
 def test_the_prefix_ends_where_the_user_begins(llm: LLM) -> None:
     """Guards a turn that starts with another role's words."""
     assert llm.tokenizer is not None
@@ -98,7 +111,7 @@ def test_what_cannot_chat_is_refused(llm: LLM, tmp_path: Path) -> None:
     """Guards a traceback where a template, or an index, is missing."""
     file = tmp_path / "chats.jsonl"
     file.write_text('{"prompt_ids": []}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="the last line has no index"):
+    with pytest.raises(ValueError, match="line 1: expected a JSON object with index and user"):
         write_chats(llm, file, COUNT)
     folder = make_checkpoint(tmp_path / "model", tokenizer=False)
     tokenizer = make_tokenizer()

@@ -45,7 +45,8 @@ def main(out: Path) -> None:
         ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
         return [*ids, EOS_ID]
 
-    pieces = read_corpus([Path(sysconfig.get_path("stdlib"))], [], encode, CORPUS)
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    pieces = read_corpus([stdlib], [], encode, CORPUS, vocab_size=VOCAB_SIZE)
     model = SmallLlama(SIZES, num_layers=NUM_LAYERS, vocab_size=VOCAB_SIZE)
     train(model, [piece for piece in pieces if not piece.held_out])
     held_out = [piece for piece in pieces if piece.held_out][:200]

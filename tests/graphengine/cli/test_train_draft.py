@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import transformers
 from safetensors.torch import load_file
 
 from graphengine.models.loader import open_model
-from tests.graphengine.cli.conftest import Cli
+from tests.graphengine.cli.conftest import Cli, Result
 from tests.tiny import make_checkpoint
 
 QUICK = ["--steps", 4, "--batch-tokens", 128, "--length", 64, "--held-out", 0.3, "--unroll", 2]
@@ -25,6 +26,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(12):
         (folder / f"{number}.py").write_text(f"print({number})\n" * 8, encoding="utf-8")
     return folder
+
+
+def num_pieces(result: Result) -> int:
+    """To train on and held out."""
+    return sum(map(int, re.findall(r": (\d+) pieces, ", result.err)))
 
 
 @pytest.mark.parametrize(
@@ -94,18 +100,35 @@ def test_a_draft_model_has_the_targets_tokenizer(
 
 
 def test_the_target_chats_with_itself(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
-    """Guards --chats N that trains on other chats than it writes, or writes them again."""
+    """Guards --chats N that trains on other chats than it writes, writes them again, or trains on
+    those of an earlier and larger N.
+    """
     command = ["train-draft", checkpoint, "--out", tmp_path / "out", "--chats", 40, *QUICK]
     command += ["--length", 256]
     result = cli(*command)
     assert result.code == 0, result.err
     assert "chats: 40 of 40" in result.err
-    file = tmp_path / "out" / "work" / "chats.jsonl"
+    work = tmp_path / "out" / "work"
+    [file] = work.glob("chats-*.jsonl")
     before = file.read_bytes()
     assert cli(*command).code == 0
     assert file.read_bytes() == before
     kinds = {line.split(",")[3] for line in (tmp_path / "out" / "training.csv").open()}
     assert kinds == {"kind", "chat"}
+    command = [
+        "train-draft",
+        checkpoint,
+        "--kind",
+        "mtp",
+        "--out",
+        tmp_path / "mtp",
+        "--work",
+        work,
+    ]
+    fewer = cli(*command, "--chats", 30, *QUICK, "--length", 256)
+    assert fewer.code == 0, fewer.err
+    assert file.read_bytes() == before
+    assert 0 < num_pieces(fewer) < num_pieces(result)
 
 
 def test_the_target_answers_questions(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
@@ -118,11 +141,29 @@ def test_the_target_answers_questions(cli: Cli, checkpoint: Path, tmp_path: Path
     result = cli(*command)
     assert result.code == 0, result.err
     assert "answers: 40 of 40" in result.err
-    answers = tmp_path / "out" / "work" / "answers.jsonl"
+    work = tmp_path / "out" / "work"
+    [answers] = work.glob("answers-*.jsonl")
     before = answers.read_text(encoding="utf-8")
     assert [json.loads(line)["user"] for line in before.splitlines()] == questions
     assert cli(*command).code == 0
     assert answers.read_text(encoding="utf-8") == before
+
+
+def test_targets_that_share_a_folder_answer_for_themselves(
+    cli: Cli, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Guards a draft that is trained on what another target has said."""
+    other = make_checkpoint(tmp_path / "other", seed=1)
+    file = tmp_path / "questions.txt"
+    file.write_text("".join(f"What is {number}?\n" for number in range(12)), encoding="utf-8")
+    for target, kind in ((checkpoint, "mtp"), (other, "eagle1")):
+        out = tmp_path / kind
+        command = ["train-draft", target, "--kind", kind, "--out", out, "--questions", file]
+        result = cli(*command, "--work", tmp_path / "work", *QUICK, "--length", 256)
+        assert result.code == 0, result.err
+        assert "answers: 12 of 12" in result.err
+    first, second = (file.read_bytes() for file in (tmp_path / "work").glob("answers-*.jsonl"))
+    assert first != second
 
 
 @pytest.mark.parametrize(
@@ -149,6 +190,39 @@ def test_what_is_refused(
     result = cli("train-draft", checkpoint, "--out", tmp_path / "out", *flags)
     assert result.code == 2
     assert message in result.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--length", 513], "length=513: the target's limit is max_position_embeddings=512"),
+        (["--kind", "draft_model", "--hidden", 20], "hidden=20: expected a multiple of the"),
+        (["--kv-heads", 3], "kv_heads=3: expected a divisor of the 4 query heads"),
+        (["--draft-vocab", 265], "draft_vocab=265: expected 2 to 264 tokens"),
+        (["--taps", "2,1,0"], "taps=[2, 1, 0]: expected layers from 0 to 2, in ascending order"),
+        (["--kind", "mtp", "--norm-output"], "norm_output=True: only kind eagle3 has it"),
+    ],
+)
+def test_what_the_target_does_not_allow_is_refused_first(
+    cli: Cli, checkpoint: Path, tmp_path: Path, flags: list[Any], message: str
+) -> None:
+    """Guards hours of chats, or of training, in front of a mistake that the command line shows."""
+    result = cli("train-draft", checkpoint, "--out", tmp_path / "out", "--chats", 40, *flags)
+    assert result.code == 2
+    assert message in result.err
+    assert "chats:" not in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_chats_of_another_vocabulary_are_refused(
+    cli: Cli, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Guards a target that is run over ids that it does not have."""
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"prompt_ids": [1], "output_ids": [264]}\n', encoding="utf-8")
+    result = cli("train-draft", checkpoint, "--out", tmp_path / "out", "--chats", chats)
+    assert result.code == 2
+    assert "line 1: 264 is no token id of the target; allowed: 0 to 263" in result.err
 
 
 def test_a_target_without_a_tokenizer_is_refused(cli: Cli, text: Path, tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ def teach(
     tokenizer = checkpoint.load_tokenizer()
     assert tokenizer is not None
     config = CorpusConfig(length=48, held_out=0.2)
-    pieces = read_corpus([texts], [], tokenizer.encode, config)
+    vocab_size = checkpoint.config.vocab_size
+    pieces = read_corpus([texts], [], tokenizer.encode, config, vocab_size=vocab_size)
 
     def make(taps: tuple[int, ...]) -> Taught:
         teacher = EngineTeacher(checkpoint, taps=taps, max_length=48)

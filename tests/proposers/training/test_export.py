@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -159,8 +160,15 @@ def test_default_taps() -> None:
     assert default_taps(4) == (1, 2, 3)
     for layers in range(1, 12):
         assert all(0 <= tap <= layers for tap in default_taps(layers))
-    with pytest.raises(ValueError, match=r"taps=\[3\]: expected layers from 0 to 2"):
-        DraftConfig(kind="eagle3", taps=(3,)).resolved_taps(2)
+
+
+@pytest.mark.parametrize("taps", [(3,), (-1, 1), (), (2, 1, 0), (1, 1)])
+def test_taps_that_no_reader_takes_are_refused(taps: tuple[int, ...]) -> None:
+    """Guards a head of hours that `eagle` refuses: its layers must be there, and ascend."""
+    config = DraftConfig(kind="eagle3", taps=taps)
+    message = rf"taps={re.escape(str(list(taps)))}: expected layers from 0 to 2, in ascending order"
+    with pytest.raises(ValueError, match=message):
+        config.resolved_taps(2)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +177,11 @@ def test_default_taps() -> None:
         ({"kind": "medusa"}, "kind='medusa': expected one of eagle3, eagle1, mtp, draft_model"),
         ({"kind": "mtp", "draft_vocab": 5}, "draft_vocab=5: only kind eagle3 has it"),
         ({"kind": "eagle3", "hidden": 5}, "hidden=5: only kind draft_model has it"),
+        ({"kind": "eagle1", "flags": Eagle3Flags(fc_norm=True)}, "fc_norm=True: only kind eagle3"),
+        (
+            {"kind": "mtp", "flags": Eagle3Flags(norm_before_residual=False)},
+            "norm_before_residual=False: only kind eagle3",
+        ),
         ({"kind": "draft_model", "layers": 0}, "layers=0"),
         ({"kind": "eagle3", "dtype": "float16"}, "dtype='float16'"),
     ],

@@ -116,6 +116,24 @@ def test_the_checkpoint_of_another_run_is_refused(
         make_job(taught, tmp_path, **change).run()
 
 
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "another"])
+def test_a_checkpoint_that_cannot_be_read_is_named(
+    tmp_path: Path, teach: Teach, damage: str
+) -> None:
+    """Guards a traceback that does not say which file to delete."""
+    job = make_job(teach((0, 1, 2)), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        job.run(stop_after(5))
+    file = job.work / "eagle3.pt"
+    if damage == "another":
+        torch.save([torch.zeros(1)], file)
+    else:
+        whole = file.read_bytes()
+        file.write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "text": b"text"}[damage])
+    with pytest.raises(ValueError, match=r"eagle3\.pt is "):
+        job.run()
+
+
 def test_a_finished_run_is_only_exported_again(tmp_path: Path, teach: Teach) -> None:
     """Guards a second run over the first one's result."""
     job = make_job(teach((0, 1, 2)), tmp_path)
