@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,16 @@ Tensor = torch.Tensor
 Views = Mapping[str, Tensor]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """What the host reads and writes of a cell."""
+
+    host: HostViews  # inputs, those of the window in the window's shape
+    rows: Rows  # of the window
+    drafts: TokenArray  # [num_reqs, k + 1]
+    probs: Tensor | None  # [num_reqs, k + 1, vocab]
 
 
 class ModelBasedProposer(StatelessProposer, ABC):
@@ -77,8 +87,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         )
         self._tokens = tokens
         self._manager: CaptureManager | None = None
-        self._host: dict[tuple[int, int], HostViews] = {}
-        self._rows: dict[tuple[int, int], Rows] = {}
+        self._cells: dict[tuple[int, int], _Cell] = {}
         if self.max_len < runtime.max_model_len:
             logger.warning(
                 "proposer %s drafts for histories up to %d tokens, the limit of its checkpoint; "
@@ -262,16 +271,13 @@ class ModelBasedProposer(StatelessProposer, ABC):
 
     def _read(self, key: ShapeKey, counts: TokenArray, draft_kv_lens: npt.NDArray[Any]) -> Draft:
         num_reqs, k = len(counts), key.query_len - 1
-        views = self.runtime.buffers.cell(key)
-        drafts = views["draft.drafts"].numpy().reshape(key.num_reqs, -1)[:num_reqs, :k].copy()
-        drafts[np.arange(k) >= counts[:, None]] = -1
-        probs = views.get("draft.probs")
-        if probs is not None:
-            probs = probs.view(key.num_reqs, key.query_len, -1)[:num_reqs, :k].clone()
+        cell = self._cell(key.num_reqs, k)
+        drafts = cell.drafts[:num_reqs, :k].copy()
+        drafts[np.arange(k) >= counts[:, None]] = NO_TOKEN
         return Draft(
             token_ids=drafts,
             num_draft_tokens=counts.astype(np.int32),
-            probs=probs,
+            probs=None if cell.probs is None else cell.probs[:num_reqs, :k].clone(),
             draft_kv_lens=draft_kv_lens.astype(np.int32),
         )
 
@@ -311,7 +317,8 @@ class ModelBasedProposer(StatelessProposer, ABC):
     ) -> None:
         """Fill a cell's inputs, padding included."""
         k, num_reqs, width = inputs.k, inputs.num_reqs, self.width(inputs.k)
-        views = self._host_views(key.num_reqs, k)
+        cell = self._cell(key.num_reqs, k)
+        views = cell.host
         for name in ("token_ids", "positions", "slot_mapping", "block_table"):
             views[name][...] = 0
         starts = np.arange(key.num_reqs + 1, dtype=np.int32) * width
@@ -327,24 +334,28 @@ class ModelBasedProposer(StatelessProposer, ABC):
         shape = (key.query_len, key.num_reqs)
         loop = {name: views[name].reshape(shape) for name in LOOP}
         write_loop(loop, window, self._loop_rows(counts, k), self._layout)
-        self.runtime.plan(self._rows[key.num_reqs, k])
+        self.runtime.plan(cell.rows)
 
-    def _host_views(self, num_reqs: int, k: int) -> HostViews:
-        """Inputs of a cell as numpy writes them, those of the window in the window's shape."""
-        if (num_reqs, k) not in self._host:
+    def _cell(self, num_reqs: int, k: int) -> _Cell:
+        """Views of a cell, made once: a step is too short to make them again."""
+        if (num_reqs, k) not in self._cells:
             views = dict(self.runtime.buffers.cell(ShapeKey(num_reqs, k + 1, TIER)))
             window = self._window_views(num_reqs, k)
             views |= {name: window[name] for name in INPUTS}
-            names = [
-                name for name, spec in self.runtime.buffers.specs.items() if spec.role == "input"
-            ]
-            self._host[num_reqs, k] = {name: views[name].numpy() for name in names}
-            self._rows[num_reqs, k] = self._window_rows(window)
-        return self._host[num_reqs, k]
+            specs = self.runtime.buffers.specs
+            shape = (num_reqs, k + 1)
+            probs = views.get("draft.probs")
+            self._cells[num_reqs, k] = _Cell(
+                host={name: views[name].numpy() for name in specs if specs[name].role == "input"},
+                rows=self._window_rows(window),
+                drafts=views["draft.drafts"].numpy().reshape(shape),
+                probs=None if probs is None else probs.view(*shape, -1),
+            )
+        return self._cells[num_reqs, k]
 
     def _prepare(self, key: ShapeKey, variant: int) -> None:
         """Inputs of a plausible batch for capture: every row lives in the null block."""
-        views = self._host_views(key.num_reqs, key.query_len - 1)
+        views = self._cell(key.num_reqs, key.query_len - 1).host
         width = self.width(key.query_len - 1)
         for name, spec in self.runtime.buffers.specs.items():
             if spec.role == "input" and (name in INPUTS or name.startswith("draft.")):

@@ -65,7 +65,8 @@ class DraftWatch:
         """Rows of a draft cell that carry no token: they have the null block's first slot."""
         assert self.proposer is not None, "nobody captured a draft cell"
         buffers, k = self._engine.runner.buffers, key.query_len - 1
-        window = buffers.cell(ShapeKey(key.num_reqs, self.proposer.width(k), key.tier))
+        num_rows = key.num_reqs * self.proposer.width(k)
+        window = buffers.prefill(num_reqs=key.num_reqs, num_tokens=num_rows)
         num_loop_rows = self.proposer.num_loop_rows(k, k) * key.num_reqs
         loop = buffers.cell(key)["draft.loop_slots"][:num_loop_rows]
         return int((window["slot_mapping"] == 0).sum()) + int((loop == 0).sum())
@@ -74,7 +75,7 @@ class DraftWatch:
         """Rows of requests that are not there hold the declared fill."""
         assert self.proposer is not None, "nobody captured a draft cell"
         buffers, width = self._engine.runner.buffers, self.proposer.width(key.query_len - 1)
-        window = buffers.cell(ShapeKey(key.num_reqs, width, key.tier))
+        window = buffers.prefill(num_reqs=key.num_reqs, num_tokens=key.num_reqs * width)
         for name in ("token_ids", "positions", "slot_mapping"):
             assert (window[name][num_reqs * width :] == 0).all(), f"stale {name} in {key}"
         assert (window["block_table"][num_reqs:] == 0).all(), f"stale block_table in {key}"
