@@ -12,14 +12,16 @@ namespace {
 // Rows of x in a tile, and weight rows beside them: accumulators, one x and the w's fill the registers.
 #if defined(__AVX512F__)
 constexpr int64_t kMaxTileRows = 7;
-constexpr int kTileWidth[] = {0, 4, 4, 4, 4, 4, 4, 3};
+constexpr int kTileWidth[] = {0, 12, 8, 8, 6, 4, 4, 3};
+constexpr int64_t kSmallBlock = 12;  // weight rows that L1 holds beside x
 #else
 constexpr int64_t kMaxTileRows = 6;
 constexpr int kTileWidth[] = {0, 2, 4, 3, 3, 2, 2};
+constexpr int64_t kSmallBlock = 6;
 #endif
+constexpr int64_t kLargeBlock = 64;
 constexpr int64_t kFewTiles = 4;       // up to here a block of weights is kept in L1, beyond in L2
 constexpr int64_t kPrefetchTiles = 12; // beyond, arithmetic hides the memory by itself
-constexpr int64_t kSmallBlock = 6, kLargeBlock = 64;  // weight rows
 constexpr int64_t kLead = 512;         // bytes that a prefetch runs ahead of the next tile's start
 
 struct Store {
@@ -95,7 +97,6 @@ template <typename W>
 void block_by_block(const float* x, const Weights<W>& run, const Store& store, int64_t M,
                     int64_t tiles) {
   int64_t block = tiles <= kFewTiles ? kSmallBlock : kLargeBlock, K = run.K;
-  int64_t lines = tiles == 2 ? 2 : tiles <= kPrefetchTiles ? 1 : 0;
   for (int64_t n = 0; n < run.N; n += block) {
     int64_t width = run.N - n < block ? run.N - n : block;
     Weights<W> part{run.w + n * K, width, K, nullptr};
@@ -103,6 +104,7 @@ void block_by_block(const float* x, const Weights<W>& run, const Store& store, i
     int64_t slice = width * K * static_cast<int64_t>(sizeof(W)) / tiles / 64 * 64;
     for (int64_t t = 0; t < tiles; t++) {
       int64_t m = M * t / tiles, rows = M * (t + 1) / tiles - m;
+      int64_t lines = tiles <= kPrefetchTiles ? (kTileWidth[rows] + tiles - 1) / tiles : 0;
       any_row_tile(rows, x + m * K, part, store.at(m, n), Ahead{next + t * slice, lines});
     }
   }
