@@ -98,6 +98,9 @@ def test_all_drafts_are_accepted_for_500_steps(batch: int, checkpoints: Checkpoi
 def test_500_steps_of_everything(k: int, checkpoints: Checkpoints) -> None:
     """Guards the same at every k through joins, leaves, aborts and preemption, up to batch 16."""
     harness = start(checkpoints.get(), Setup(k=k, max_num_seqs=16, num_blocks=70, budget=90))
+    for index in range(16):  # all at once, and more than the pool holds
+        harness.add(f"r{index}", [index + 1] * (index % 7 + 1), params(40, index))
+    harness.drain()
     seed = 0
     while harness.num_steps < 500:
         jobs = random_jobs(100 * k + seed, 40, 20)
