@@ -342,7 +342,9 @@ class Engine:
             draft = draft.rows(alive)
         packed = self.runner.verify([decode.request for decode in found], draft)
         self._counter.count_step(len(alive))
-        return read_sampled(found, draft, packed.tolist(), self.runner)
+        sampled = read_sampled(found, draft, packed.tolist(), self.runner)
+        # A request's own function may have aborted some.
+        return [one for one in sampled if one.decode.request.status is RequestStatus.DECODE]
 
     def _cut(self, sampled: list[Sampled]) -> list[Sampled]:
         """End blocks at stop strings, which only text can show: as if nothing came after them."""

@@ -32,7 +32,7 @@ MAX_SECONDS: Final = 20.0  # of writing the text, and as many again of looking f
 LEAST_TOKENS: Final = 16  # shorter texts show nothing
 # What a draft that knows nothing may accept: by luck, and by always guessing what a text repeats.
 LUCK: Final = 0.05
-MOST_CHANCE: Final = 0.25
+MOST_CHANCE: Final = 0.15
 _REQUEST_ID: Final = "self-check"
 
 

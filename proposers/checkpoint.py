@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,16 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLED_FILE = "pytorch_model.bin"
 # Dtypes of parameters, as safetensors calls them.
 FLOATS: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+# What torch.load raises, given bytes that it did not write.
+UNREADABLE: Final = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    OSError,
+    EOFError,
+    LookupError,
+    ValueError,
+    struct.error,
+)
 WEIGHTS = Path(__file__).parent / "weights"
 _SHOWN = 5
 
@@ -183,12 +194,15 @@ def _open_safetensors(files: Sequence[Path]) -> Opened:
 def _open_pickled(path: Path) -> Opened:
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{path} is not a file of tensors alone: {error}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
     ):
         raise ValueError(f"{path} does not hold a state dict")
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            raise ValueError(f"{path}: {name} is {tensor.layout} on {tensor.device}: not numbers")
     called = {dtype: name for name, dtype in FLOATS.items()}
     headers = {
         name: (tuple(tensor.shape), called.get(tensor.dtype, str(tensor.dtype)))

@@ -169,8 +169,9 @@ def _read_layer(settings: Settings, version: int) -> dict[str, Any]:
         if not isinstance(given, Mapping) or not given:
             raise refusal("transformer_layer_config", given, "an object")
     for key in ("quantization_config", "compression_config"):
-        if raw.get(key) is not None or given.get(key) is not None:
-            raise refusal(key, raw.get(key) or given[key], "null: a head in float32 or bfloat16")
+        for found in (raw.get(key), given.get(key)):
+            if found is not None:
+                raise refusal(key, found, "null: a head in float32 or bfloat16")
     layer = settings.layer_settings(given)
     layer["model_type"] = _model_type(raw.get("architectures"), given.get("model_type"), version)
     layer["architectures"] = None

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from proposers.checkpoint import UNREADABLE
 from proposers.training.batches import batch_order, in_order
 from proposers.training.corpus import Piece
 from proposers.training.heads import Draft
@@ -26,16 +25,6 @@ from proposers.training.hidden_cache import HiddenCache, Progress
 from proposers.training.objective import Acceptance, Objective
 from proposers.training.optimizer import DraftOptimizer
 
-# What torch.load raises for a file that is cut off, or that it did not write.
-_UNREADABLE = (
-    pickle.UnpicklingError,
-    struct.error,
-    RuntimeError,
-    EOFError,
-    LookupError,
-    ValueError,
-    OSError,
-)
 Precision = Literal["auto", "bfloat16", "float32"]
 
 
@@ -249,7 +238,7 @@ class Trainer:
     def _load(self, path: Path, key: str) -> None:
         try:
             stored: Any = torch.load(path, map_location=self._device, weights_only=True)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise ValueError(
                 f"{path} is no checkpoint that can be read; if it is damaged, delete it to start "
                 f"anew: {error}"

@@ -177,6 +177,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing nested": (speculators(transformer_layer_config=None), "transformer_layer_config="),
     "nested what": (llama(eagle_config=3), "eagle_config=3.*allowed: an object"),
     "quantised": (llama(quantization_config={"bits": 4}), "quantization_config=.*null: a head in"),
+    "quantised, it seems": (speculators(quantization_config={}), "quantization_config={}.*null"),
     "quantised layers": (
         speculators(transformer_layer_config=LAYER | {"quantization_config": {"bits": 4}}),
         "quantization_config=",

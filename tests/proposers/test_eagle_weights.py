@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from proposers.checkpoint import INDEX_FILE, DraftCheckpoint
+from proposers.checkpoint import INDEX_FILE, PICKLED_FILE, DraftCheckpoint
 from proposers.eagle_weights import canonical_names, draft_tokens
 from tests.draft_heads import write
 
@@ -95,6 +95,22 @@ def test_numbers_that_a_copy_would_cast(dtype: torch.dtype, name: str, tmp_path:
     checkpoint = DraftCheckpoint.open(tmp_path)
     with pytest.raises(ValueError, match=f"fc.weight is stored as {name}; allowed are F32, BF16"):
         checkpoint.check({"fc.weight": torch.empty(2, 2)})
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.empty(2, device="meta")])
+def test_pickled_tensors_that_hold_no_numbers(tensor: torch.Tensor, tmp_path: Path) -> None:
+    """Guards a traceback after the target's weights have been read."""
+    torch.save({"fc.weight": tensor}, tmp_path / PICKLED_FILE)
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"fc.weight is torch\..* on .*: not numbers"):
+        DraftCheckpoint.open(tmp_path)
+
+
+def test_a_pickle_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / PICKLED_FILE).write_bytes(b"")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{PICKLED_FILE} is not a file of tensors alone"):
+        DraftCheckpoint.open(tmp_path)
 
 
 def test_one_tensor_in_two_shards(tmp_path: Path) -> None:

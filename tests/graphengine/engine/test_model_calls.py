@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,25 @@ def test_an_abort_out_of_a_prefill(engine: Engine, monkeypatch: pytest.MonkeyPat
     engine.draft_limit = 0
     engine.add_request("b", PROMPT[1:], PARAMS)
     assert finish(engine) == streams
+
+
+@pytest.mark.parametrize("aborted", ["a", "b"])
+def test_an_abort_out_of_a_requests_own_function(engine: Engine, aborted: str) -> None:
+    """Guards a step that is broken off for a row that nobody waits for any more."""
+
+    def allow(prompt: list[int], output: list[int]) -> list[int]:
+        if output:
+            engine.abort(aborted)
+        return list(range(40))
+
+    engine.add_request("a", PROMPT, replace(PARAMS, allowed_tokens_fn=allow))
+    engine.add_request("b", PROMPT[1:], PARAMS)
+    streams = finish(engine)
+    assert {name: len(stream) == 8 for name, stream in streams.items()} == {
+        "a": aborted != "a",
+        "b": aborted != "b",
+    }
+    assert engine.kv.pool.num_used == 0
 
 
 @pytest.mark.parametrize(
