@@ -288,12 +288,14 @@ def _check_model(model: object, info: ProposerInfo) -> None:
     if model is None and info.model == "required":
         raise ValueError(
             f"model=None: proposer {info.name!r} needs the path of a checkpoint, such as "
-            f'SpeculativeConfig({info.name!r}, model="/path/to/checkpoint")'
+            f'SpeculativeConfig({info.name!r}, model="/path/to/checkpoint"), on the command line '
+            "--draft-model"
         )
     if model is None:
         return
     if not isinstance(model, str | Path) or not str(model):
-        raise ValueError(f"model={model!r}: expected the path of a checkpoint, or None")
+        none = "" if info.model == "required" else ", or None"
+        raise ValueError(f"model={model!r}: expected the path of a checkpoint{none}")
     if info.model == "none":
         raise ValueError(
             f"model={str(model)!r}: proposer {info.name!r} carries no model; leave it out"

@@ -148,7 +148,7 @@ def _read_taps(settings: Settings, num_layers: int) -> tuple[Tap, ...]:
             AUX_LAYERS,
             ids,
             f"ids of states after 0 to {num_layers} layers, the target's number, in ascending "
-            f"order; this {how}, the states after {taps} layers",
+            f"order; this {how}, the states after {taps} layers (a head for another target?)",
         )
     if settings.count("num_aux_hidden_states") not in (None, len(taps)):
         given = settings.get("num_aux_hidden_states")

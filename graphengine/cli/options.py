@@ -69,7 +69,13 @@ class EngineOptions:
     ] = None
     draft_model: Annotated[
         str | None,
-        _option(_SPECULATION, "--draft-model", "Checkpoint of a proposer with a model.", "PATH"),
+        _option(
+            _SPECULATION,
+            "--draft-model",
+            "Checkpoint of a proposer with a model: a path, or smollm2-135m-eagle3, which comes "
+            "with the package.",
+            "PATH",
+        ),
     ] = None
     override: Annotated[
         str | None,

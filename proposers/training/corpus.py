@@ -91,7 +91,9 @@ def read_corpus(
     for side, held_out in (("train on", False), ("measure on", True)):
         if not any(piece.held_out == held_out for piece in pieces):
             raise ValueError(
-                f"the corpus has nothing to {side} (held_out={config.held_out}): give more text"
+                f"the corpus has nothing to {side}: it has {len(pieces)} pieces, and a file or "
+                f"chat is held out as a whole (held_out={config.held_out}); give more of them, or "
+                "hold out another part"
             )
     return pieces
 
