@@ -131,13 +131,7 @@ def start(
         with times.phase("proposer"):
             proposer = _make_proposer(resolved, runner)
     _check_numerics(runner, config, times)
-    with times.phase("capture"):
-        runner.capture(
-            None if progress is None else lambda *done: progress("capture", *done),
-            proposer if proposer is not None and proposer.graph_safe else None,
-        )
-        if runner.compiler.events:
-            times.cached["capture"] = all(event.cache_hit for event in runner.compiler.events)
+    _capture(runner, proposer, progress, times)
     return Started(
         resolved=resolved,
         runner=runner,
@@ -147,6 +141,22 @@ def start(
         sampling_defaults=opened.sampling_defaults,
         times=times,
     )
+
+
+def _capture(
+    runner: ModelRunner,
+    proposer: Proposer | None,
+    progress: StartProgress | None,
+    times: StartTimes,
+) -> None:
+    """Capture the whole table, and the proposer's drafts over it where it has graphs."""
+    with times.phase("capture"):
+        runner.capture(
+            None if progress is None else lambda *done: progress("capture", *done),
+            proposer if proposer is not None and proposer.graph_safe else None,
+        )
+        if runner.compiler.events:
+            times.cached["capture"] = all(event.cache_hit for event in runner.compiler.events)
 
 
 def _make_proposer(resolved: ResolvedConfig, runner: ModelRunner) -> Proposer | None:

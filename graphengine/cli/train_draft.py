@@ -20,7 +20,7 @@ from graphengine.cli.train_options import CorpusOptions, DraftOptions, TrainingO
 from graphengine.distill import EngineTeacher, describe_target, fingerprint, layer_sizes
 from graphengine.llm import LLM
 from graphengine.models.config import ModelConfig
-from graphengine.models.loader import open_model
+from graphengine.models.loader import OpenedModel, open_model
 from graphengine.self_chats import MAX_MODEL_LEN, MAX_NUM_SEQS, write_answers, write_chats
 from proposers.training import (
     CSV_FILE,
@@ -67,24 +67,20 @@ def train_draft(
         raise ValueError("nothing to train on: give --text, --chats or --questions")
     opened = open_model(target)
     _check(draft_config, corpus_config, opened.config)
-    taps = draft_config.resolved_taps(opened.config.num_layers)
     tokenizer = opened.load_tokenizer()
     if tokenizer is None:
         raise ValueError(f"model {target} has no tokenizer, so no text can be read for it")
     work = out / "work" if work is None else work
     work.mkdir(parents=True, exist_ok=True)
-    chats, vocab_size = _chats(target, opened.config, corpus, work), opened.config.vocab_size
     pieces = read_corpus(
-        corpus.text or [], chats, tokenizer.encode, corpus_config, vocab_size=vocab_size
+        corpus.text or [],
+        _chats(target, opened.config, corpus, work),
+        tokenizer.encode,
+        corpus_config,
+        vocab_size=opened.config.vocab_size,
     )
     _describe(pieces)
-    with start_progress() as progress:
-        teacher = EngineTeacher(
-            opened,
-            taps=taps,
-            max_length=corpus_config.length,
-            progress=lambda *done: progress("weights", *done),
-        )
+    teacher = _load_teacher(opened, draft_config, corpus_config)
     job = DraftJob(
         target=describe_target(target, opened.config, teacher.weights),
         teacher=teacher,
@@ -110,10 +106,22 @@ def _check(draft: DraftConfig, corpus: CorpusConfig, model: ModelConfig) -> None
             f"length={corpus.length}: the target's limit is max_position_embeddings={limit}; "
             "lower --length"
         )
+    draft.resolved_taps(model.num_layers)
     draft.sizes(layer_sizes(model))
     if draft.draft_vocab is not None:
         check_draft_vocab(
             draft.draft_vocab, vocab_size=model.vocab_size, always=model.eos_token_ids
+        )
+
+
+def _load_teacher(opened: OpenedModel, draft: DraftConfig, corpus: CorpusConfig) -> EngineTeacher:
+    """The target, as what a draft learns from."""
+    with start_progress() as progress:
+        return EngineTeacher(
+            opened,
+            taps=draft.resolved_taps(opened.config.num_layers),
+            max_length=corpus.length,
+            progress=lambda *done: progress("weights", *done),
         )
 
 
