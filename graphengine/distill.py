@@ -15,7 +15,7 @@ from dataclasses import asdict
 import torch
 from torch.nn import functional
 
-from graphengine.attention.base import AttentionBatch
+from graphengine.attention.base import AttentionBatch, plan
 from graphengine.config import CacheConfig, EngineConfig
 from graphengine.kv import cache as kv_cache
 from graphengine.models.block import ForwardBuffers, ForwardInputs
@@ -129,10 +129,10 @@ class EngineTeacher:
             token_ids=torch.tensor(token_ids, dtype=torch.int32),
             positions=positions,
             slot_mapping=first + positions,
-            attention=AttentionBatch(self._block_table, ends, positions),
+            attention=AttentionBatch(self._block_table, ends, positions, length),
         )
         buffers = self._buffers.rows(slice(0, length))
-        self._decoder.attention.plan(inputs.attention)
+        plan(self._decoder.attention, inputs.attention)
         self._decoder.forward(inputs, buffers)
         rows = self._states.storage[first : first + length]
         width = rows.shape[1] // len(self._states.taps)  # of one state, the final one the last

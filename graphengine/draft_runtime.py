@@ -94,8 +94,10 @@ class EngineDraftRuntime:
         slot_mapping: Tensor,
         block_table: Tensor,
         query_start_loc: Tensor,
+        max_query_len: int | None = None,
     ) -> ForwardInputs:
-        batch = AttentionBatch(block_table, query_start_loc, positions)
+        longest = len(positions) // len(block_table) if max_query_len is None else max_query_len
+        batch = AttentionBatch(block_table, query_start_loc, positions, longest)
         return ForwardInputs(token_ids, positions, slot_mapping, batch)
 
     def activations(self, views: Mapping[str, Tensor], num_rows: int) -> ForwardBuffers:

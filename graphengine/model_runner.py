@@ -133,7 +133,9 @@ class ModelRunner:
         """Capture the whole table, and the proposer's graphs behind it."""
         self.manager.capture_all(progress)
         for num_rows in (1, 2):  # torch compiles a piece for one row, and for any more
-            self._forward_prefill(self.buffers.prefill(num_reqs=1, num_tokens=num_rows))
+            views = self.buffers.prefill(num_reqs=1, num_tokens=num_rows)
+            host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
+            self._forward_prefill(views, host, num_rows)
         if proposer is not None:
             self.manager.capture_proposer(proposer)
         self.compiler.finish_warmup()
@@ -171,7 +173,7 @@ class ModelRunner:
         if tier == CUSTOM:  # the cell of the first half has left its logits in the same storage
             logits = self.buffers.cell(key)["logits"]
             step_batch.write_custom(cell.inputs, key, batch, logits)
-        self.decoder.attention.plan(cell.forward.attention)
+        self.decoder.attention.plan(cell.forward.attention, step_batch.host_rows(cell.inputs))
         num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
         self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         self._last = key
@@ -183,13 +185,16 @@ class ModelRunner:
             views = self.buffers.prefill(num_reqs=len(part), num_tokens=num_tokens)
             host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
             step_batch.write_prefill(host, self._state, part)
-            buffers = self._forward_prefill(views)
+            longest = max(chunk.num_tokens for chunk in part)
+            buffers = self._forward_prefill(views, host, longest)
             self._prompt_logprobs.collect(buffers, part)
             self.manager.count_eager("prefill")
 
-    def _forward_prefill(self, views: Mapping[str, torch.Tensor]) -> ForwardBuffers:
-        inputs, buffers = ForwardInputs.of(views), ForwardBuffers.of(views)
-        self.decoder.attention.plan(inputs.attention)
+    def _forward_prefill(
+        self, views: Mapping[str, torch.Tensor], host: step_batch.HostViews, longest: int
+    ) -> ForwardBuffers:
+        inputs, buffers = ForwardInputs.of(views, longest), ForwardBuffers.of(views)
+        self.decoder.attention.plan(inputs.attention, step_batch.host_rows(host))
         self.decoder.forward(inputs, buffers)
         return buffers
 

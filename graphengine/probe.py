@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphengine.attention.base import AttentionBatch
+from graphengine.attention.base import AttentionBatch, plan
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder
 from graphengine.request import Request
@@ -161,8 +161,8 @@ def _prefill_problem(
         rotated, out = qkv[span].clone(), torch.empty(high - low, config.q_size)
         decoder.ops.rope_write(rotated, cache, rope, positions[span], slots[span], norms)
         starts = torch.tensor([0, high - low], dtype=torch.int32)
-        batch = AttentionBatch(table, starts, positions[span])
-        decoder.attention.plan(batch)
+        batch = AttentionBatch(table, starts, positions[span], high - low)
+        plan(decoder.attention, batch)
         decoder.attention.run(out, rotated, cache, batch)
         return torch.cat((out, rotated), dim=1)
 
@@ -191,9 +191,9 @@ def _requests_problem(
         some = range(low, high)
         starts = torch.tensor([0, *(lengths[i] for i in some)]).cumsum(0).int()
         positions = torch.cat([torch.arange(ends[i] - lengths[i], ends[i]) for i in some]).int()
-        batch = AttentionBatch(tables[low:high].contiguous(), starts, positions)
+        batch = AttentionBatch(tables[low:high].contiguous(), starts, positions, MOST_ROWS)
         out = torch.empty(len(positions), config.q_size)
-        decoder.attention.plan(batch)
+        plan(decoder.attention, batch)
         rows = torch.cat([qkv[i, : lengths[i]] for i in some])
         decoder.attention.run(out, rows, cache, batch)
         padded = torch.zeros(high - low, MOST_ROWS, config.q_size)

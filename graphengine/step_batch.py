@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from capture.shapes import ShapeKey
+from graphengine.attention.base import HostRows
 from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
 from graphengine.sampling.row_hooks import apply_logits_processors, apply_prefix_masks
@@ -29,6 +30,11 @@ HostViews = Mapping[str, npt.NDArray[Any]]
 def host_views(views: Mapping[str, torch.Tensor], names: Sequence[str]) -> HostViews:
     """Numpy views of static buffers on the host."""
     return {name: views[name].numpy() for name in names}
+
+
+def host_rows(views: HostViews) -> HostRows:
+    """What attention may plan by."""
+    return HostRows(views["block_table"], views["query_start_loc"], views["positions"])
 
 
 # The inputs that the functions below write.

@@ -292,8 +292,13 @@ class DraftRuntime(Runtime, Protocol):
         slot_mapping: Tensor,
         block_table: Tensor,
         query_start_loc: Tensor,
+        max_query_len: int | None = None,
     ) -> Rows:
-        """Inputs of a forward over static buffers; see `graphengine.attention.base`."""
+        """Inputs of a forward over static buffers; see `graphengine.attention.base`.
+
+        Args:
+            max_query_len: no request has more rows; None: all have as many.
+        """
         ...
 
     def activations(self, views: Mapping[str, Tensor], num_rows: int) -> Activations:

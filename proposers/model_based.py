@@ -200,8 +200,9 @@ class ModelBasedProposer(StatelessProposer, ABC):
         num_tokens = num_reqs * self.width(k)
         return self.runtime.buffers.prefill(num_reqs=num_reqs, num_tokens=num_tokens)
 
-    def _window_rows(self, views: Views) -> Rows:
-        return self.runtime.rows(*(views[name] for name in INPUTS))
+    def _window_rows(self, views: Views, max_query_len: int | None = None) -> Rows:
+        tokens, positions, slots, table, starts = (views[name] for name in INPUTS)
+        return self.runtime.rows(tokens, positions, slots, table, starts, max_query_len)
 
     def _activations(self, views: Views) -> Activations:
         return self.runtime.activations(views, len(views["token_ids"]))
@@ -302,7 +303,8 @@ class ModelBasedProposer(StatelessProposer, ABC):
             host = {name: views[name].numpy() for name in INPUTS}
             offsets = np.concatenate(([0], np.cumsum(takes)))
             write_rows(host, part, offsets, self._layout)
-            rows, activations = self._window_rows(views), self._activations(views)
+            rows = self._window_rows(views, int(takes.max()))
+            activations = self._activations(views)
             self.runtime.plan(rows)
             yield part.starts, views, self.extend(views, rows, activations)
             for depth in range(1, self.lookahead - self.shift + 1):

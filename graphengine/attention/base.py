@@ -11,7 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+IntArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,19 @@ class AttentionBatch:
         torch.Tensor
     )  # [num_reqs + 1] int32; rows of request r are [loc[r], loc[r + 1])
     positions: torch.Tensor  # [num_tokens] int32, absolute
+    max_query_len: int  # no request has more rows; the same for every batch of a captured cell
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """The same metadata as the host has it, for backends that plan by lengths.
+
+    The arrays are rewritten before every step: what a plan keeps of them it copies.
+    """
+
+    block_table: IntArray  # [num_reqs, max_blocks]
+    query_start_loc: IntArray  # [num_reqs + 1]
+    positions: IntArray  # [num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +60,7 @@ class AttentionBackend(Protocol):
 
     name: str
 
-    def plan(self, batch: AttentionBatch) -> None:
+    def plan(self, batch: AttentionBatch, host: HostRows) -> None:
         """Host-side preparation for the metadata now in place; called before every replay, never
         captured.
         """
@@ -53,3 +70,9 @@ class AttentionBackend(Protocol):
     ) -> None:
         """out [T, heads * dim] fp32 from the q part of qkv [T, (heads + 2 kv_heads) * dim] fp32 and
         kv_cache [num_blocks, 2, block_size, kv_heads, dim]. Captured: calls only ops."""
+
+
+def plan(attention: AttentionBackend, batch: AttentionBatch) -> None:
+    """Plan for metadata that only the device has so far; copies it to the host."""
+    host = (batch.block_table, batch.query_start_loc, batch.positions)
+    attention.plan(batch, HostRows(*(tensor.cpu().numpy() for tensor in host)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from graphengine.attention.base import AttentionBatch, AttentionShape
+from graphengine.attention.base import AttentionBatch, AttentionShape, HostRows
 from graphengine.kernels.library import MAX_HEAD_DIM
 from graphengine.kernels.ops import check_contiguous, kernel_suffix, native_op
 
@@ -48,7 +48,7 @@ class NativeAttention:
         self._shape = shape
         self.scratch = torch.zeros(SCRATCH_FLOATS) if scratch is None else scratch
 
-    def plan(self, batch: AttentionBatch) -> None:
+    def plan(self, batch: AttentionBatch, host: HostRows) -> None:
         """Nothing: the kernel reads lengths and tables from the batch's tensors."""
 
     def run(self, out: Tensor, qkv: Tensor, kv_cache: Tensor, batch: AttentionBatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from graphengine.attention.base import AttentionBatch, AttentionShape
+from graphengine.attention.base import AttentionBatch, AttentionShape, HostRows
 
 Tensor = torch.Tensor
 
@@ -25,7 +25,7 @@ class ReferenceAttention:
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
 
-    def plan(self, batch: AttentionBatch) -> None:
+    def plan(self, batch: AttentionBatch, host: HostRows) -> None:
         """Nothing to prepare."""
 
     def run(self, out: Tensor, qkv: Tensor, kv_cache: Tensor, batch: AttentionBatch) -> None:

@@ -143,9 +143,12 @@ class ForwardInputs:
     attention: AttentionBatch
 
     @classmethod
-    def of(cls, views: Mapping[str, Tensor]) -> ForwardInputs:
-        batch = AttentionBatch(views["block_table"], views["query_start_loc"], views["positions"])
-        return cls(views["token_ids"], views["positions"], views["slot_mapping"], batch)
+    def of(cls, views: Mapping[str, Tensor], max_query_len: int | None = None) -> ForwardInputs:
+        """Of a prefill, or (None) of a cell, whose requests all have as many rows."""
+        table, positions = views["block_table"], views["positions"]
+        longest = len(positions) // len(table) if max_query_len is None else max_query_len
+        batch = AttentionBatch(table, views["query_start_loc"], positions, longest)
+        return cls(views["token_ids"], positions, views["slot_mapping"], batch)
 
 
 class Block:

@@ -147,7 +147,8 @@ def reference_attention(context: Context) -> Tensor:
         block_size=block_size,
         sliding_window=context.window or None,
     )
-    batch = AttentionBatch(context.block_table, context.query_start_loc, context.positions)
+    longest = int(context.query_start_loc.diff().max())
+    batch = AttentionBatch(context.block_table, context.query_start_loc, context.positions, longest)
     out = empty(len(context.positions), num_heads * head_dim, dtype=torch.float64)
     ReferenceAttention(shape).run(out, context.qkv, context.cache, batch)
     return out
