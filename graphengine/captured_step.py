@@ -16,6 +16,7 @@ from graphengine.models.block import ForwardBuffers, ForwardInputs
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder
 from graphengine.models.layers import LayerOps
+from graphengine.opset import CellOp, OpSet
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import (
     CUSTOM,
@@ -25,7 +26,6 @@ from graphengine.resolve import (
     SAMPLED,
     RunnerSizes,
 )
-from graphengine.sampling.cpu import NativeLogprobs, NativeSampler
 from graphengine.sampling.masks import mask_words
 from graphengine.sampling.params import MAX_LOGPROBS
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
@@ -131,8 +131,8 @@ class Choose:
     def __init__(
         self,
         ops: LayerOps,
-        sampler: NativeSampler | None,
-        logprobs: NativeLogprobs | None,
+        sampler: CellOp | None,
+        logprobs: CellOp | None,
         verify: GreedyVerify,
         buffers: StaticBuffers,
         *,
@@ -168,10 +168,10 @@ class Choose:
 
 
 def make_steps(
-    decoder: Decoder, sampler: NativeSampler, verify: GreedyVerify, buffers: StaticBuffers
+    decoder: Decoder, opset: OpSet, sampler: CellOp, verify: GreedyVerify, buffers: StaticBuffers
 ) -> dict[str, Callable[[Views], None]]:
     """What a cell of each tier runs. A graph of a whole step is one of both halves."""
-    forward, ops, logprobs = Forward(decoder), decoder.ops, NativeLogprobs()
+    forward, ops, logprobs = Forward(decoder), decoder.ops, opset.logprobs()
 
     def step(choose: Choose) -> Callable[[Views], None]:
         def both(views: Views) -> None:

@@ -23,8 +23,10 @@ from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, DecoderWeights
 from graphengine.models.factory import LayerFactory
 from graphengine.models.hidden_states import HiddenStates
+from graphengine.models.layers import make_rope
 from graphengine.models.loader import OpenedModel, Progress, load_weights
 from graphengine.models.native_ops import NativeOps
+from graphengine.native_opset import NativeOpSet
 from graphengine.resolve import ResolvedConfig, resolve
 from proposers.device import FINAL
 from proposers.training import LayerSizes, Target, TeacherRows
@@ -97,14 +99,17 @@ class EngineTeacher:
             self.weights.destinations(model), opened.source, config=model, progress=progress
         )
         self._head = self.weights.lm_head.float()
+        opset = NativeOpSet(resolved.dtype)
         self._states = HiddenStates(
             (*taps, FINAL),
             hidden_size=model.hidden_size,
             num_blocks=resolved.num_blocks,
             block_size=block_size,
             dtype=resolved.dtype,
+            device=resolved.device,
+            store=opset.store_slots(),
         )
-        self._decoder = _make_decoder(resolved, self.weights, self._states)
+        self._decoder = _make_decoder(resolved, opset, self.weights, self._states)
         widths = (
             model.hidden_size,
             model.hidden_size,
@@ -198,7 +203,7 @@ def fingerprint(weights: DecoderWeights, model: ModelConfig) -> str:
 
 
 def _make_decoder(
-    resolved: ResolvedConfig, weights: DecoderWeights, states: HiddenStates
+    resolved: ResolvedConfig, opset: NativeOpSet, weights: DecoderWeights, states: HiddenStates
 ) -> Decoder:
     model, block_size, length = (
         resolved.model,
@@ -212,13 +217,13 @@ def _make_decoder(
         block_size=block_size,
         device=resolved.device,
     )
-    factory = LayerFactory(resolved.dtype, max_model_len=length, compiler=None)
+    factory = LayerFactory(opset, max_model_len=length)
     return Decoder(
         model,
         weights,
         caches,
         ops=TeacherOps(resolved.dtype, model.rms_norm_eps),
         attention=factory.attention(model, block_size=block_size),
-        max_model_len=length,
+        rope=make_rope(model, length, block_size=block_size, device=resolved.device),
         hidden_states=states,
     )

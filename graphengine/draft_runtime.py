@@ -13,15 +13,13 @@ import torch
 
 from capture.buffers import StaticBuffers
 from graphengine.attention.base import AttentionBatch
-from graphengine.draft_ops import NativeDraftOps
 from graphengine.model_runner import ModelRunner
 from graphengine.models.block import Block, ForwardBuffers, ForwardInputs
 from graphengine.models.config import ModelConfig
-from graphengine.models.layers import LayerOps
 from graphengine.resolve import MAX_PREFILL_ROWS, ResolvedConfig
 from graphengine.runtime import EngineRuntime
 from proposers.base import DraftSampling, FloatArray, RequestSampling
-from proposers.device import Architecture
+from proposers.device import Architecture, DraftOps
 
 Tensor = torch.Tensor
 
@@ -54,7 +52,7 @@ class EngineDraftRuntime:
         self._facts = facts
         self._hidden_states = runner.hidden_states
         self._weights = runner.decoder.weights
-        self._ops: dict[float, LayerOps] = {}
+        self._opset = runner.layers.opset
 
     def gumbels(
         self, request: RequestSampling, position: int, stream: Literal["target", "draft"]
@@ -70,10 +68,10 @@ class EngineDraftRuntime:
     def target_head(self) -> Tensor:
         return self._weights.lm_head
 
-    def ops(self, rms_norm_eps: float) -> NativeDraftOps:
+    def ops(self, rms_norm_eps: float) -> DraftOps:
         """Operations whose norms have this epsilon."""
-        return NativeDraftOps(
-            self._layer_ops(rms_norm_eps),
+        return self._opset.draft_ops(
+            rms_norm_eps,
             self._hidden_states,
             draft_sampling=self.draft_sampling,
             vocab_size=self.vocab_size,
@@ -84,8 +82,7 @@ class EngineDraftRuntime:
     ) -> Block:
         """A layer of an architecture that the site has read, its weights still empty."""
         assert isinstance(architecture, ModelConfig), f"{architecture!r} is of another engine"
-        ops = self._layer_ops(architecture.rms_norm_eps)
-        return self.layers.block(architecture, kv_cache, ops, input_size=input_size)
+        return self.layers.block(architecture, kv_cache, input_size=input_size)
 
     def rows(
         self,
@@ -105,8 +102,3 @@ class EngineDraftRuntime:
 
     def plan(self, rows: ForwardInputs) -> None:
         """Nothing: the kernels read lengths and tables from the rows' own tensors."""
-
-    def _layer_ops(self, rms_norm_eps: float) -> LayerOps:
-        if rms_norm_eps not in self._ops:
-            self._ops[rms_norm_eps] = self.layers.ops(rms_norm_eps)
-        return self._ops[rms_norm_eps]

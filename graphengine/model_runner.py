@@ -26,6 +26,8 @@ from graphengine.models.block import ForwardBuffers, ForwardInputs
 from graphengine.models.decoder import DecoderWeights
 from graphengine.models.factory import LayerFactory
 from graphengine.models.hidden_states import HiddenStates
+from graphengine.opset import OpSet
+from graphengine.opset_choice import make_opset
 from graphengine.probe import VerifierShape
 from graphengine.prompt_logprobs import PromptLogprobs
 from graphengine.request import Request
@@ -39,8 +41,6 @@ from graphengine.resolve import (
     SAMPLED,
     ResolvedConfig,
 )
-from graphengine.sampling.cpu import NativeGreedyVerify, NativeSampler
-from graphengine.sampling.verifier import GreedyVerify, greedy_verify
 from graphengine.scheduler import PrefillChunk
 from proposers.base import Draft
 
@@ -75,24 +75,18 @@ class ModelRunner:
     ) -> None:
         self.sizes = resolved.sizes
         self.compiler = PieceCompiler("inductor" if capture.compile == "inductor" else "off")
-        native = capture.compile in ("auto", "native")
-        self.layers = LayerFactory(
-            resolved.dtype,
-            max_model_len=self.sizes.max_model_len,
-            compiler=None if native else self.compiler,
-        )
-        self.hidden_states = _hidden_states(resolved)
+        self.opset = make_opset(resolved, capture, self.compiler)
+        self.layers = LayerFactory(self.opset, max_model_len=self.sizes.max_model_len)
+        self.hidden_states = _hidden_states(resolved, self.opset)
         self.decoder = self.layers.decoder(resolved.model, weights, kv_caches, self.hidden_states)
-        self.verifier: GreedyVerify = (
-            NativeGreedyVerify() if native else self.compiler.piece("greedy_verify", greedy_verify)
-        )
+        self.verifier = self.opset.verifier()
         self.buffers = make_buffers(resolved.model, self.sizes, resolved.device, resolved.draft)
-        sampler = NativeSampler(state.sampler, rejection=self.sizes.rejection)
+        sampler = self.opset.sampler(state.sampler, rejection=self.sizes.rejection)
         self.manager = CaptureManager(
             resolved.table,
             self.buffers,
             capture,
-            steps=make_steps(self.decoder, sampler, self.verifier, self.buffers),
+            steps=make_steps(self.decoder, self.opset, sampler, self.verifier, self.buffers),
             prepare=self._prepare,
             run_program=library.load().run_calls,
         )
@@ -106,7 +100,7 @@ class ModelRunner:
         )
         rows = self.sizes.num_state_rows
         self._packed = self.buffers.whole("packed").view(rows, -1).numpy()
-        self._prompt_logprobs = PromptLogprobs(self.decoder)
+        self._prompt_logprobs = PromptLogprobs(self.decoder, self.opset)
 
     @property
     def row_counts(self) -> list[int]:
@@ -229,7 +223,7 @@ class ModelRunner:
         self.buffers.release()
         # The manager holds the step, the step the decoder, and the manager's filler this runner.
         del self.manager, self.decoder, self.verifier, self._packed, self._prompt_logprobs
-        del self.layers, self.hidden_states
+        del self.layers, self.hidden_states, self.opset
 
     def _cell(self, key: ShapeKey) -> _Cell:
         cell = self._cells.get(key)
@@ -262,7 +256,7 @@ def tier_of(requests: Iterable[Request]) -> str:
     return GREEDY if is_greedy else SAMPLED
 
 
-def _hidden_states(resolved: ResolvedConfig) -> HiddenStates | None:
+def _hidden_states(resolved: ResolvedConfig, opset: OpSet) -> HiddenStates | None:
     """Room for what the proposer reads of the target; None: nothing."""
     if resolved.draft is None or not resolved.draft.taps:
         return None
@@ -272,6 +266,8 @@ def _hidden_states(resolved: ResolvedConfig) -> HiddenStates | None:
         num_blocks=resolved.num_blocks,
         block_size=resolved.sizes.block_size,
         dtype=resolved.dtype,
+        device=resolved.device,
+        store=opset.store_slots(),
     )
 
 

@@ -24,6 +24,7 @@ from graphengine.attention import cpu as attention_cpu
 from graphengine.kernels import build, ops
 from graphengine.models import native_ops, torch_ops
 from graphengine.models.decoder import Decoder
+from graphengine.opset import OpSet
 from graphengine.probe import Problem, VerifierShape, problems
 from graphengine.sampling import cpu as sampling_cpu
 from graphengine.sampling import masks, settings, state
@@ -59,20 +60,20 @@ class ProbeReport:
 
 def check_row_invariance(
     decoder: Decoder,
+    opset: OpSet,
     verifier: VerifierShape,
     *,
     row_counts: Sequence[int],
     max_model_len: int,
-    compile_mode: str,
 ) -> ProbeReport:
     """Probe every piece over the row counts in use.
 
     Args:
         decoder: the model, loaded.
+        opset: what it is made of.
         verifier: what the step ends with.
         row_counts: rows of a call, as cells and prefill use them.
         max_model_len: positions that may occur.
-        compile_mode: which implementation `decoder.ops` is; part of the memory's key.
 
     Raises:
         ValueError: a piece gives a row other bits in other company.
@@ -84,13 +85,13 @@ def check_row_invariance(
         verifier,
         row_counts=counts,
         max_model_len=max_model_len,
-        compile_mode=compile_mode,
+        opset=opset.name,
     )
     entry = read_entry("numerics", key)
     cached = entry is not None and entry.get("invariant") is True
     if not cached:
         rows = max(counts)
-        for problem in problems(decoder, verifier, rows=rows, max_model_len=max_model_len):
+        for problem in problems(decoder, opset, verifier, rows=rows, max_model_len=max_model_len):
             _check(problem, [count for count in counts if count <= problem.num_rows])
         write_entry("numerics", key, {"invariant": True})
     report = ProbeReport(cached=cached, seconds=time.perf_counter() - start)
@@ -104,12 +105,12 @@ def probe_key(
     *,
     row_counts: Sequence[int],
     max_model_len: int,
-    compile_mode: str,
+    opset: str,
 ) -> str:
     """Key of a remembered pass: everything that the probed code and its inputs depend on.
 
-    Arguments are those of `check_row_invariance`. The values of the weights are not in it: no piece
-    takes another path for them.
+    Arguments are those of `check_row_invariance`, and the name of the op set. The values of the
+    weights are not in it: no piece takes another path for them.
     """
     return cache_key(
         machine_facts()
@@ -119,7 +120,7 @@ def probe_key(
             "model": asdict(decoder.config),
             "dtype": decoder.weights.embed.dtype,
             "block_size": decoder.rope.block_size,
-            "compile": compile_mode,
+            "opset": opset,
             "rows": row_counts,
             "requests": (verifier.num_rows, verifier.max_draft_tokens),
             "max_model_len": max_model_len,

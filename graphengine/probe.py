@@ -14,9 +14,9 @@ import torch
 from graphengine.attention.base import AttentionBatch, plan
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder
+from graphengine.opset import OpSet
 from graphengine.request import Request
 from graphengine.request_state import MAX_STOP_IDS
-from graphengine.sampling.cpu import NativeLogprobs, NativeSampler
 from graphengine.sampling.masks import mask_words
 from graphengine.sampling.params import MAX_LOGPROBS, SamplingParams
 from graphengine.sampling.state import SamplerState
@@ -59,7 +59,7 @@ class VerifierShape:
 
 
 def problems(
-    decoder: Decoder, verifier: VerifierShape, *, rows: int, max_model_len: int
+    decoder: Decoder, opset: OpSet, verifier: VerifierShape, *, rows: int, max_model_len: int
 ) -> Iterator[Problem]:
     """Every piece of the step as a problem, of `rows` rows where the piece has no other bound."""
     generator = torch.Generator().manual_seed(0)
@@ -72,7 +72,7 @@ def problems(
     yield from _linear_problems(decoder, rows, wide, random)
     yield _prefill_problem(decoder, rows, max_model_len, random)
     yield _requests_problem(decoder, max_model_len, random)
-    yield _sampler_problem(decoder.config.vocab_size, wide, random)
+    yield _sampler_problem(opset, decoder.config.vocab_size, wide, random)
     yield _verifier_problem(verifier, generator)
 
 
@@ -216,7 +216,9 @@ def _history(config: ModelConfig) -> int:
     return max(300, min(config.sliding_window or 0, 1024))
 
 
-def _sampler_problem(vocab_size: int, rows: int, random: Callable[..., Tensor]) -> Problem:
+def _sampler_problem(
+    opset: OpSet, vocab_size: int, rows: int, random: Callable[..., Tensor]
+) -> Problem:
     """What the sampler gives for requests of several kinds, in blocks of two rows.
 
     A row of the problem is a request; some have a draft, some of these a distribution for it.
@@ -224,7 +226,7 @@ def _sampler_problem(vocab_size: int, rows: int, random: Callable[..., Tensor]) 
     state = SamplerState(max_num_seqs=len(SAMPLED), vocab_size=vocab_size)
     for row, params in enumerate(SAMPLED):
         state.start(row, Request("probe", [row], params, max_model_len=2))
-    sampler, logprobs = NativeSampler(state, rejection=True), NativeLogprobs()
+    sampler, logprobs = opset.sampler(state, rejection=True), opset.logprobs()
     num_reqs = max(1, rows // 2)
     logits = 4 * random(2 * num_reqs, vocab_size)
     each = {

@@ -15,7 +15,7 @@ import torch
 
 from graphengine.models.block import ForwardBuffers
 from graphengine.models.decoder import Decoder
-from graphengine.sampling.cpu import NativeLogprobs
+from graphengine.opset import OpSet
 from graphengine.sampling.logprobs import read_logprobs
 from graphengine.sampling.params import MAX_LOGPROBS
 from graphengine.scheduler import PrefillChunk
@@ -28,12 +28,13 @@ class PromptLogprobs:
 
     Args:
         decoder: whose logits they are.
+        opset: of the decoder.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, opset: OpSet) -> None:
         self._decoder = decoder
-        self._logits = torch.empty(ROWS, decoder.config.vocab_size)
-        self._logprobs = NativeLogprobs()
+        self._logits = torch.empty(ROWS, decoder.config.vocab_size, device=opset.device)
+        self._logprobs = opset.logprobs()
 
     @staticmethod
     def num_bytes(vocab_size: int) -> int:

@@ -197,10 +197,10 @@ def _check_numerics(runner: ModelRunner, config: EngineConfig, times: StartTimes
     with times.phase("numerics"):
         report = check_row_invariance(
             runner.decoder,
+            runner.opset,
             runner.verifier_shape,
             row_counts=runner.row_counts,
             max_model_len=runner.sizes.max_model_len,
-            compile_mode=config.capture.compile,
         )
         times.cached["numerics"] = report.cached
 

@@ -16,7 +16,7 @@ from graphengine.attention.base import AttentionBackend
 from graphengine.models.block import Block, ForwardBuffers, ForwardInputs, LayerWeights
 from graphengine.models.config import ModelConfig
 from graphengine.models.hidden_states import HiddenStates
-from graphengine.models.layers import LayerOps, make_rope
+from graphengine.models.layers import LayerOps, Rope
 from proposers.device import FINAL, Tap
 
 Tensor = torch.Tensor
@@ -77,7 +77,7 @@ class Decoder:
         weights: loaded parameters.
         kv_caches: one `[num_blocks, 2, block_size, num_kv_heads, head_dim]` a layer.
         ops, attention: the implementations to use.
-        max_model_len: rows of the rotation tables.
+        rope: rotation tables and sizes.
         hidden_states: keeps what somebody wants to read of the residual stream; None: nobody does.
     """
 
@@ -89,14 +89,14 @@ class Decoder:
         *,
         ops: LayerOps,
         attention: AttentionBackend,
-        max_model_len: int,
+        rope: Rope,
         hidden_states: HiddenStates | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.ops = ops
         self.attention = attention
-        self.rope = make_rope(config, max_model_len, block_size=kv_caches[0].shape[2])
+        self.rope = rope
         self.hidden_states = hidden_states
         self.kv_caches = kv_caches
         self._blocks = [

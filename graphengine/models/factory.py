@@ -1,8 +1,4 @@
-"""LayerFactory: which ops and which attention a model's layers are made of.
-
-The one place that chooses between the native kernels and torch's pieces, for the target and for
-drafts alike.
-"""
+"""LayerFactory: layers and decoders out of the ops of one set, for target and drafts alike."""
 
 from __future__ import annotations
 
@@ -10,17 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from capture.compile import PieceCompiler
 from graphengine.attention import cpu
-from graphengine.attention.base import AttentionShape
-from graphengine.attention.cpu import NativeAttention
+from graphengine.attention.base import AttentionBackend, AttentionShape
 from graphengine.models.block import Block, LayerWeights
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder, DecoderWeights
 from graphengine.models.hidden_states import HiddenStates
-from graphengine.models.layers import LayerOps, Rope, make_rope
-from graphengine.models.native_ops import NativeOps
-from graphengine.models.torch_ops import TorchOps
+from graphengine.models.layers import Rope, make_rope
+from graphengine.opset import OpSet
 
 Tensor = torch.Tensor
 
@@ -42,27 +35,16 @@ class LayerFactory:
     """Makes decoders and single layers.
 
     Args:
-        dtype: of matrices and KV.
+        opset: what they are made of.
         max_model_len: positions that may occur.
-        compiler: makes torch's pieces; None: the native kernels.
     """
 
-    def __init__(
-        self, dtype: torch.dtype, *, max_model_len: int, compiler: PieceCompiler | None
-    ) -> None:
-        self.dtype = dtype
+    def __init__(self, opset: OpSet, *, max_model_len: int) -> None:
+        self.opset = opset
         self._max_model_len = max_model_len
-        self._compiler = compiler
-        self._scratch: Tensor | None = None  # of attention: no two calls overlap
         self._ropes: dict[tuple[ModelConfig, int], Rope] = {}
 
-    def ops(self, rms_norm_eps: float) -> LayerOps:
-        """Operations whose norms have this epsilon."""
-        if self._compiler is None:
-            return NativeOps(self.dtype, rms_norm_eps)
-        return TorchOps(self._compiler, self.dtype, rms_norm_eps)
-
-    def attention(self, config: ModelConfig, *, block_size: int) -> NativeAttention:
+    def attention(self, config: ModelConfig, *, block_size: int) -> AttentionBackend:
         """Attention for the heads of a model."""
         shape = AttentionShape(
             num_heads=config.num_heads,
@@ -71,9 +53,7 @@ class LayerFactory:
             block_size=block_size,
             sliding_window=config.sliding_window,
         )
-        attention = NativeAttention(self.dtype, shape, self._scratch)
-        self._scratch = attention.scratch
-        return attention
+        return self.opset.attention(shape)
 
     def decoder(
         self,
@@ -87,9 +67,9 @@ class LayerFactory:
             config,
             weights,
             kv_caches,
-            ops=self.ops(config.rms_norm_eps),
+            ops=self.opset.layer_ops(config.rms_norm_eps),
             attention=self.attention(config, block_size=kv_caches[0].shape[2]),
-            max_model_len=self._max_model_len,
+            rope=self._rope(config, kv_caches[0].shape[2]),
             hidden_states=hidden_states,
         )
 
@@ -97,7 +77,6 @@ class LayerFactory:
         self,
         config: ModelConfig,
         kv_cache: Tensor,
-        ops: LayerOps,
         *,
         input_size: int | None = None,
     ) -> Block:
@@ -105,9 +84,9 @@ class LayerFactory:
         block_size = kv_cache.shape[2]
         return Block(
             config,
-            LayerWeights.allocate(config, self.dtype, kv_cache.device, input_size=input_size),
+            LayerWeights.allocate(config, self.opset.dtype, kv_cache.device, input_size=input_size),
             kv_cache,
-            ops=ops,
+            ops=self.opset.layer_ops(config.rms_norm_eps),
             attention=self.attention(config, block_size=block_size),
             rope=self._rope(config, block_size),
         )
@@ -116,6 +95,6 @@ class LayerFactory:
         """One for all layers of a config."""
         if (config, block_size) not in self._ropes:
             self._ropes[config, block_size] = make_rope(
-                config, self._max_model_len, block_size=block_size
+                config, self._max_model_len, block_size=block_size, device=self.opset.device
             )
         return self._ropes[config, block_size]

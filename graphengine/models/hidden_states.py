@@ -7,15 +7,18 @@ drafts leave a gap. Owns the storage; who wants which states is said by the prop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 
 import torch
 
-from graphengine.kernels.ops import check_contiguous, kernel_suffix, native_op
 from proposers.device import Tap
 
 Tensor = torch.Tensor
+
+# (storage [slots, width], x [T, hidden] fp32, slot_mapping [T] int32, first column, null slots):
+# keeps the rows of x, but for those of the null block's slots, which are the first. Captured.
+StoreSlots = Callable[[Tensor, Tensor, Tensor, int, int], None]
 
 
 class HiddenStates:
@@ -26,6 +29,8 @@ class HiddenStates:
         hidden_size: of the target.
         num_blocks, block_size: of the cache, the null block included.
         dtype: of the storage; states are rounded to it.
+        device: where it lives.
+        store: the op that fills it.
 
     Attributes:
         storage: [num_blocks * block_size, len(taps) * hidden_size].
@@ -42,13 +47,15 @@ class HiddenStates:
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
+        device: torch.device,
+        store: StoreSlots,
     ) -> None:
         if not taps or len(set(taps)) != len(taps):
             raise ValueError(f"hidden states {list(taps)}: expected one or more, each once")
         self.taps = tuple(taps)
         num_slots, width = num_blocks * block_size, len(taps) * hidden_size
         try:
-            self.storage = torch.zeros(num_slots, width, dtype=dtype)
+            self.storage = torch.zeros(num_slots, width, dtype=dtype, device=device)
         except RuntimeError as error:  # torch has no class of its own for this
             raise ValueError(
                 f"hidden states of num_blocks={num_blocks} ({num_slots * width * dtype.itemsize} "
@@ -56,7 +63,7 @@ class HiddenStates:
             ) from error
         self._block_size = block_size
         self._hidden_size = hidden_size
-        self._store = native_op(f"store_slots_{kernel_suffix(dtype)}")
+        self._store = store
 
     def shifted(self, step: int) -> HiddenStates:
         """The same storage, filled with what lies so many layers behind each tap."""
@@ -68,7 +75,5 @@ class HiddenStates:
         """Keep the rows x [T, hidden] fp32 of a tap, if anybody wants them. Captured."""
         if tap not in self.taps:
             return
-        check_contiguous(x, slot_mapping)
         column = self.taps.index(tap) * self._hidden_size
-        width, num_null_slots = self.storage.shape[1], self._block_size
-        self._store(self.storage, x, slot_mapping, *x.shape, width, column, num_null_slots)
+        self._store(self.storage, x, slot_mapping, column, self._block_size)

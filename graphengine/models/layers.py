@@ -30,12 +30,14 @@ class Rope:
     block_size: int
 
 
-def make_rope(config: ModelConfig, max_model_len: int, *, block_size: int) -> Rope:
+def make_rope(
+    config: ModelConfig, max_model_len: int, *, block_size: int, device: torch.device
+) -> Rope:
     """The rotation of a model, for a cache of that block size."""
     cos, sin = rope_tables(config, max_model_len)
     return Rope(
-        cos=cos.contiguous(),
-        sin=sin.contiguous(),
+        cos=cos.contiguous().to(device),
+        sin=sin.contiguous().to(device),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,

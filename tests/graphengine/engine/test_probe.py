@@ -43,7 +43,7 @@ def probe(engine: Engine, verify: Callable[..., None] | None = None) -> ProbeRep
             num_token_ids=shape.num_token_ids,
         )
     return check_row_invariance(
-        runner.decoder, shape, row_counts=[1, 2, 5, 24], max_model_len=400, compile_mode="native"
+        runner.decoder, runner.opset, shape, row_counts=[1, 2, 5, 24], max_model_len=400
     )
 
 
@@ -125,7 +125,8 @@ def test_every_piece_of_the_step_is_probed(engine: Engine) -> None:
     """A new piece that nobody probes."""
     runner = engine.runner
     shape = runner.verifier_shape
-    probed = {one.name for one in problems(runner.decoder, shape, rows=8, max_model_len=400)}
+    found = problems(runner.decoder, runner.opset, shape, rows=8, max_model_len=400)
+    probed = {one.name for one in found}
     others = {"attention of several requests", "sampler", "verifier"}
     assert probed == {*PIECES} - {"rope_write"} | others
     operations = {name for name in vars(LayerOps) if not name.startswith("_")}

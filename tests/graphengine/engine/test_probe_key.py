@@ -31,7 +31,7 @@ def key_of(engine: Engine, **changes: Any) -> str:
     arguments = {
         "row_counts": engine.runner.row_counts,
         "max_model_len": sizes.max_model_len,
-        "compile_mode": engine.config.capture.compile,
+        "opset": engine.runner.opset.name,
     }
     return probe_key(
         engine.runner.decoder, engine.runner.verifier_shape, **{**arguments, **changes}
@@ -54,7 +54,7 @@ def test_what_the_probe_depends_on_is_in_its_key(checkpoints: Checkpoints) -> No
     keys = [key_of(engine) for engine in engines]
     assert len(set(keys)) == len(keys)
     assert key_of(SETUP.start(checkpoints.get())) == keys[0]
-    for changes in ({"max_model_len": 63}, {"row_counts": [1, 2]}, {"compile_mode": "inductor"}):
+    for changes in ({"max_model_len": 63}, {"row_counts": [1, 2]}, {"opset": "inductor"}):
         assert key_of(engines[0], **changes) not in keys
 
 
