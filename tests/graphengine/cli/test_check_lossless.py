@@ -140,7 +140,7 @@ def test_one_wrong_draft_is_found(
     """Guards a check that cannot fail, or that points to the wrong place."""
     seen: dict[str, int] = {}
     target = tmp_path / "out.json"
-    monkeypatch.setattr("graphengine.model_runner.greedy_verify", accepts_one_wrong_draft(seen))
+    monkeypatch.setattr("graphengine.native_opset.greedy_verify", accepts_one_wrong_draft(seen))
     result = cli(
         "check-lossless", checkpoint, "--prompt", PROMPT, "--max-tokens", 24, "--json", target,
         *SMALL, *EAGER,
