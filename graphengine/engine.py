@@ -369,7 +369,7 @@ class Engine:
                 item.logprobs,
                 item.draft_kv_len,
             )
-            self.state.follow(request)
+            self.state.committed(request)
             self._counter.count_request(
                 item.num_draft_tokens, item.num_accepted, len(item.token_ids)
             )

@@ -7,7 +7,7 @@ drafts, not how they were scheduled or proposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from capture.config import CaptureConfig
 from capture.manager import Capturable, CaptureManager
 from capture.shapes import ShapeKey
 from graphengine import step_batch
+from graphengine.attention.base import plan
 from graphengine.captured_step import make_buffers, make_steps
 from graphengine.kernels import library
 from graphengine.models.block import ForwardBuffers, ForwardInputs
@@ -81,12 +82,18 @@ class ModelRunner:
         self.decoder = self.layers.decoder(resolved.model, weights, kv_caches, self.hidden_states)
         self.verifier = self.opset.verifier()
         self.buffers = make_buffers(resolved.model, self.sizes, resolved.device, resolved.draft)
-        sampler = self.opset.sampler(state.sampler, rejection=self.sizes.rejection)
         self.manager = CaptureManager(
             resolved.table,
             self.buffers,
             capture,
-            steps=make_steps(self.decoder, self.opset, sampler, self.verifier, self.buffers),
+            steps=make_steps(
+                self.decoder,
+                self.opset,
+                self.verifier,
+                self.buffers,
+                state.device,
+                rejection=self.sizes.rejection,
+            ),
             prepare=self._prepare,
             run_program=library.load().run_calls,
         )
@@ -129,7 +136,12 @@ class ModelRunner:
         for num_rows in (1, 2):  # torch compiles a piece for one row, and for any more
             views = self.buffers.prefill(num_reqs=1, num_tokens=num_rows)
             host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
-            self._forward_prefill(views, host, num_rows)
+            for name in step_batch.PREFILL_INPUTS:
+                host[name][...] = self.buffers.specs[name].fill
+            host["query_start_loc"][1] = num_rows
+            inputs = ForwardInputs.of(views)
+            plan(self.decoder.attention, inputs.attention)
+            self.decoder.forward(inputs, ForwardBuffers.of(views))
         if proposer is not None:
             self.manager.capture_proposer(proposer)
         self.compiler.finish_warmup()
@@ -160,6 +172,9 @@ class ModelRunner:
         key = self.manager.dispatch(num_reqs, batch.longest, tier)
         cell, state = self._cell(key), self._state
         step_batch.write_decode(cell.inputs, key, state, batch)
+        host = step_batch.decode_rows(cell.inputs, key, state, batch.requests)
+        if tier != LOGITS:  # from here on a request's own functions may drop requests
+            state.launched(batch.requests)
         if tier not in (GREEDY, LOGITS):
             step_batch.write_sampled(cell.inputs, key, state, batch)
             if self.sizes.rejection:
@@ -167,7 +182,7 @@ class ModelRunner:
         if tier == CUSTOM:  # the cell of the first half has left its logits in the same storage
             logits = self.buffers.cell(key)["logits"]
             step_batch.write_custom(cell.inputs, key, batch, logits)
-        self.decoder.attention.plan(cell.forward.attention, step_batch.host_rows(cell.inputs))
+        self.decoder.attention.plan(cell.forward.attention, host)
         num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
         self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         self._last = key
@@ -180,17 +195,12 @@ class ModelRunner:
             host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
             step_batch.write_prefill(host, self._state, part)
             longest = max(chunk.num_tokens for chunk in part)
-            buffers = self._forward_prefill(views, host, longest)
+            inputs = ForwardInputs.of(views, longest)
+            self.decoder.attention.plan(inputs.attention, step_batch.prefill_rows(host, part))
+            buffers = ForwardBuffers.of(views)
+            self.decoder.forward(inputs, buffers)
             self._prompt_logprobs.collect(buffers, part)
             self.manager.count_eager("prefill")
-
-    def _forward_prefill(
-        self, views: Mapping[str, torch.Tensor], host: step_batch.HostViews, longest: int
-    ) -> ForwardBuffers:
-        inputs, buffers = ForwardInputs.of(views, longest), ForwardBuffers.of(views)
-        self.decoder.attention.plan(inputs.attention, step_batch.host_rows(host))
-        self.decoder.forward(inputs, buffers)
-        return buffers
 
     def last_logprobs(self, num_reqs: int) -> tuple[npt.NDArray[Any], ...]:
         """Ids, values and ranks of the latest replay, which was of a tier that has them.
@@ -240,10 +250,8 @@ class ModelRunner:
             views[name][...] = self.buffers.specs[name].fill
         views["query_start_loc"][:] = np.arange(key.num_reqs + 1) * key.query_len
         views["query_len"][0] = key.query_len
-        views["token_ids"][:] = variant
-        positions = np.arange(key.query_len) + variant * self.sizes.block_size
-        views["positions"].reshape(-1, key.query_len)[:] = positions % self.sizes.max_model_len
-        views["num_draft_tokens"][: key.num_reqs] = (key.query_len - 1) * variant
+        views["draft_token_ids"][:] = variant
+        views["allowed_drafts"][: key.num_reqs] = (key.query_len - 1) * variant
 
 
 def tier_of(requests: Iterable[Request]) -> str:
