@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -66,7 +67,7 @@ class _Passed:
 class ThreadStream:
     """Runs work in one thread of its own.
 
-    Once work has raised, all behind it is dropped, and whoever waits gets the exception.
+    Once work has raised, all behind it is dropped until somebody waits, who gets the exception.
 
     Args:
         delay: called in the thread before each piece of work; for tests of other timings.
@@ -74,16 +75,17 @@ class ThreadStream:
 
     def __init__(self, delay: Work | None = None) -> None:
         self._queue: SimpleQueue[Work | _ThreadEvent | None] = SimpleQueue()
-        self._delay = delay
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name="graphengine-stream", daemon=True)
+        self._errors: list[BaseException] = []
+        # The thread knows the queue, not the stream, which may go without having been closed.
+        serve = partial(_serve, self._queue, self._errors, delay)
+        self._thread = threading.Thread(target=serve, name="graphengine-stream", daemon=True)
         self._thread.start()
 
     def run(self, work: Work) -> None:
         self._queue.put(work)
 
     def record(self) -> Event:
-        event = _ThreadEvent(self)
+        event = _ThreadEvent(self._errors)
         self._queue.put(event)
         return event
 
@@ -95,30 +97,32 @@ class ThreadStream:
             self._queue.put(None)
             self._thread.join()
 
-    def check(self) -> None:
-        """Raise, once, what work has raised; then the stream works again."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _serve(self) -> None:
-        while (work := self._queue.get()) is not None:
-            try:
-                if isinstance(work, _ThreadEvent):
-                    work.passed.set()
-                elif self._error is None:
-                    if self._delay is not None:
-                        self._delay()
-                    work()
-            except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
-                self._error = error
+    def __del__(self) -> None:
+        self._queue.put(None)
 
 
 class _ThreadEvent:
-    def __init__(self, stream: ThreadStream) -> None:
+    def __init__(self, errors: list[BaseException]) -> None:
         self.passed = threading.Event()
-        self._stream = stream
+        self._errors = errors
 
     def wait(self) -> None:
         self.passed.wait()
-        self._stream.check()
+        if self._errors:
+            raise self._errors.pop()
+
+
+def _serve(
+    queue: SimpleQueue[Work | _ThreadEvent | None], errors: list[BaseException], delay: Work | None
+) -> None:
+    while (work := queue.get()) is not None:
+        if isinstance(work, _ThreadEvent):
+            work.passed.set()
+        elif not errors:
+            try:
+                if delay is not None:
+                    delay()
+                work()
+            except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
+                errors.append(error)
+        del work  # what it holds is not kept until the next one comes
