@@ -29,7 +29,7 @@ class LLM:
             or `smollm2-135m`.
         dtype: of weights and KV cache: `auto` (the checkpoint's; bfloat16 for GGUF and for
             float16), `bfloat16` or `float32`. Arithmetic and logits are float32 on CPU.
-        device: `auto` or `cpu`.
+        device: `auto` (CUDA where there is a device), `cpu` or `cuda`.
         max_model_len: context limit in tokens, prompt and output together; None: the checkpoint's,
             at most 8192.
         max_num_seqs: requests that run at once.

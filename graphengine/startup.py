@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from capture.cuda import CudaStream
 from capture.manager import check_memory_budget
 from capture.stream import InlineStream, Stream, ThreadStream
 from graphengine.config import EngineConfig
@@ -114,7 +117,7 @@ def start(
         weights = _load(opened, resolved, progress)
     sizes = resolved.sizes
     with times.phase("buffers"):
-        stream = make_stream(config.async_steps)
+        stream = make_stream(resolved.device, config.async_steps)
         state = RequestState(
             max_num_seqs=sizes.max_num_seqs,
             max_model_len=sizes.max_model_len,
@@ -211,8 +214,10 @@ def _check_numerics(runner: ModelRunner, config: EngineConfig, times: StartTimes
         times.cached["numerics"] = report.cached
 
 
-def make_stream(async_steps: int) -> Stream:
+def make_stream(device: torch.device, async_steps: int) -> Stream:
     """Where steps run: at once, or behind the host's back."""
+    if device.type == "cuda":
+        return CudaStream(device)
     return ThreadStream() if async_steps else InlineStream()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from capture.stream import ThreadStream
 from graphengine import startup
@@ -35,7 +36,7 @@ def _slow_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every piece of work starts up to 2 ms late."""
     draw = random.Random(5)
 
-    def make_stream(async_steps: int) -> Any:
+    def make_stream(device: torch.device, async_steps: int) -> Any:
         if not async_steps:
             return startup.InlineStream()
         return ThreadStream(delay=lambda: time.sleep(draw.choice([0, 0, 0.0002, 0.002])))
