@@ -20,7 +20,7 @@ from contextlib import redirect_stdout
 
 from graphengine.triton_kernels.specs import KernelSpec
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = ("gemm",)
 ARCHS = (80, 90, 100)
 POINTER_ALIGNMENT = 16  # bytes; of whatever torch allocates
 # What a block may have, by the CUDA programming guide's table of compute capabilities.
@@ -29,11 +29,10 @@ MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 
 def load_specs(modules: Iterable[str] = MODULES) -> list[KernelSpec]:
     """The kernels of these modules of the package."""
-    package = __name__.rpartition(".")[0]
     return [
         spec
         for module in modules
-        for spec in importlib.import_module(f"{package}.{module}").COMPILED
+        for spec in importlib.import_module(f"{__package__}.{module}").COMPILED
     ]
 
 
