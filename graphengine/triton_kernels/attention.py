@@ -25,7 +25,6 @@ CHUNK = 256  # positions whose partial result is made alone
 TARGET_PROGRAMS = 528  # four for each of 132 multiprocessors
 # Bytes of one position's K, over the BLOCK_KV of them that are worked on at once.
 BLOCK_BYTES = 16 << 10
-MAX_HEAD_DIM = 256
 NUM_WARPS = 4
 
 
@@ -109,7 +108,8 @@ def _constants(shape: AttentionShape, dtype: torch.dtype) -> dict[str, int | flo
 
 
 _COMBINED = ("NUM_HEADS", "HEAD_DIM", "PADDED_DIM", "PARTIAL", "WINDOW", "CHUNK")
-_OPTIONS = {"num_warps": NUM_WARPS, "num_stages": 3}
+# Five stages: two blocks of K and V on their way, and the page ids of two more.
+_OPTIONS = {"num_warps": NUM_WARPS, "num_stages": 5}
 
 
 @triton.jit(do_not_specialize=["tiles", "max_blocks", "chunks"])
@@ -148,7 +148,9 @@ def _attend(
     live = rows < tl.load(query_start_loc + request + 1)
     at = tl.load(positions + rows, mask=live, other=-1)
     end = tl.max(at, 0) + 1  # the tile sees [begin, end); nothing where no pair is live
-    begin = _first_seen(tl.min(tl.where(live, at, end), 0), WINDOW)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(tl.min(tl.where(live, at, end), 0) - WINDOW + 1, 0)
     first = begin // CHUNK + tl.program_id(2)
     if first * CHUNK >= end:
         return
@@ -161,7 +163,8 @@ def _attend(
     )
     q = q.to(cache.dtype.element_ty)
     pages = block_table + request.to(tl.int64) * max_blocks
-    top, total, values = _nothing(BLOCK_M, PADDED_DIM)
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total, values = tl.zeros_like(top), tl.zeros((BLOCK_M, PADDED_DIM), tl.float32)
     for chunk in range(first, tl.cdiv(end, CHUNK), tl.num_programs(2)):
         from_, to = tl.maximum(chunk * CHUNK, begin), tl.minimum(chunk * CHUNK + CHUNK, end)
         part_top, part_total, part = _chunk(
@@ -200,7 +203,8 @@ def _chunk(
     Walked in blocks at absolute positions. A masked position weighs exactly 0, and a block of none
     but masked ones multiplies by 1 and adds 0: what a row's neighbours see leaves no trace.
     """
-    top, total, values = _nothing(q.shape[0], q.shape[1])
+    top = tl.full((q.shape[0],), float("-inf"), tl.float32)
+    total, values = tl.zeros_like(top), tl.zeros(q.shape, tl.float32)
     dims = tl.arange(0, q.shape[1])
     for start in range(begin // BLOCK_KV * BLOCK_KV, end, BLOCK_KV):
         column = start + tl.arange(0, BLOCK_KV)
@@ -219,7 +223,7 @@ def _chunk(
         scores = tl.dot(q, key, input_precision="ieee") * SCALE
         scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        finite = _finite(new_top)
+        finite = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen: no inf - inf
         weights, keep = tl.exp2(scores - finite[:, None]), tl.exp2(top - finite)
         total = tl.fma(total, keep, tl.sum(weights, 1))
         values = values * keep[:, None]
@@ -245,8 +249,12 @@ def _combine(
     at = tl.load(positions + tl.program_id(0))
     pair = tl.program_id(0).to(tl.int64) * NUM_HEADS + tl.program_id(1) + tl.arange(0, 1)
     dims = tl.arange(0, PADDED_DIM)[None, :]
-    top, total, values = _nothing(1, PADDED_DIM)
-    for chunk in range(_first_seen(at, WINDOW) // CHUNK, at // CHUNK + 1):
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(at - WINDOW + 1, 0) // CHUNK
+    top = tl.full((1,), float("-inf"), tl.float32)
+    total, values = tl.zeros_like(top), tl.zeros((1, PADDED_DIM), tl.float32)
+    for chunk in range(first, at // CHUNK + 1):
         partial = partials + (pair * chunks + chunk) * PARTIAL
         part = tl.load(partial[:, None] + dims, mask=dims < HEAD_DIM, other=0.0)
         part_top, part_total = tl.load(partial + (PARTIAL - 4)), tl.load(partial + (PARTIAL - 3))
@@ -259,32 +267,11 @@ def _combine(
 def _join(top, total, values, part_top, part_total, part):
     """Softmax in progress with the next chunk's; fma written out, so that no compiler chooses."""
     new_top = tl.maximum(top, part_top)
-    finite = _finite(new_top)
+    finite = tl.where(new_top == float("-inf"), 0.0, new_top)
     keep, add = tl.exp2(top - finite), tl.exp2(part_top - finite)
     total = tl.fma(total, keep, part_total * add)
     values = tl.fma(values, keep[:, None], part * add[:, None])
     return new_top, total, values
-
-
-@triton.jit
-def _nothing(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Maximum, sum and values before the first position."""
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    return top, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
-
-
-@triton.jit
-def _finite(top):
-    """0 in place of the maximum of nothing, which cannot be subtracted from itself."""
-    return tl.where(top == float("-inf"), 0.0, top)
-
-
-@triton.jit
-def _first_seen(position, WINDOW: tl.constexpr):
-    first = position * 0
-    if WINDOW > 0:
-        first = tl.maximum(position - WINDOW + 1, 0)
-    return first
 
 
 def _specs(name: str, shape: AttentionShape, dtype: torch.dtype) -> list[KernelSpec]:

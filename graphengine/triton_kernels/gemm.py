@@ -264,15 +264,14 @@ def _write(
     columns = first_column + tl.arange(0, sums.shape[1])
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=columns < N, other=0.0)[None, :]
+    width: tl.constexpr = N // 2 if GATED else N
     if GATED:
         half: tl.constexpr = sums.shape[1] // 2
         gate, up = tl.split(tl.reshape(sums, (sums.shape[0], half, 2)))
         finished = gate / (1.0 + tl.exp(-gate)) * up
         columns = first_column // 2 + tl.arange(0, half)
-        width: tl.constexpr = N // 2
     else:
         finished = sums
-        width: tl.constexpr = N
     mask = live[:, None] & (columns < width)[None, :]
     at = out + rows.to(tl.int64)[:, None] * width + columns[None, :]
     if ADD:
@@ -285,7 +284,7 @@ def _specs(
 ) -> list[KernelSpec]:
     tile = tile_for(n, k)
     element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
-    flags = {"N": n, "HAS_BIAS": bias, "ADD": not gated, "GATED": gated}
+    flags: dict[str, object] = {"N": n, "HAS_BIAS": bias, "ADD": not gated, "GATED": gated}
     flags |= {} if bias else {"bias": None}
     signature = {"out": "*fp32", "partials": "*fp32", "first_row": "i32", "num_rows": "i32"}
     signature |= {"bias": "*fp32"} if bias else {}
