@@ -144,31 +144,27 @@ def _attend(
     request, kv_head = tl.program_id(0) // tiles, tl.program_id(1)
     group: tl.constexpr = NUM_HEADS // KV_HEADS
     pairs = tl.program_id(0) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    rows = tl.load(query_start_loc + request) + pairs // group
+    rows = (tl.load(query_start_loc + request) + pairs // group).to(tl.int64)
     live = rows < tl.load(query_start_loc + request + 1)
     at = tl.load(positions + rows, mask=live, other=-1)
     end = tl.max(at, 0) + 1  # the tile sees [begin, end); nothing where no pair is live
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(tl.min(tl.where(live, at, end), 0) - WINDOW + 1, 0)
+    lowest = tl.min(tl.where(live, at, end), 0)
+    begin = tl.maximum(lowest - WINDOW + 1, 0) if WINDOW else 0
     first = begin // CHUNK + tl.program_id(2)
     if first * CHUNK >= end:
         return
     dims = tl.arange(0, PADDED_DIM)
     known = live[:, None] & (dims < HEAD_DIM)[None, :]
-    vectors = rows.to(tl.int64) * NUM_HEADS + kv_head * group + pairs % group
-    skipped = rows.to(tl.int64) * (2 * KV_HEADS)  # K and V of the rows before
-    q = tl.load(
-        qkv + ((vectors + skipped) * HEAD_DIM)[:, None] + dims[None, :], mask=known, other=0.0
-    )
-    q = q.to(cache.dtype.element_ty)
+    vectors = rows * NUM_HEADS + kv_head * group + pairs % group
+    q_at = qkv + ((vectors + rows * 2 * KV_HEADS) * HEAD_DIM)[:, None] + dims[None, :]
+    q = tl.load(q_at, mask=known, other=0.0).to(cache.dtype.element_ty)
     pages = block_table + request.to(tl.int64) * max_blocks
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total, values = tl.zeros_like(top), tl.zeros((BLOCK_M, PADDED_DIM), tl.float32)
     for chunk in range(first, tl.cdiv(end, CHUNK), tl.num_programs(2)):
-        from_, to = tl.maximum(chunk * CHUNK, begin), tl.minimum(chunk * CHUNK + CHUNK, end)
         part_top, part_total, part = _chunk(
-            q, cache + kv_head * HEAD_DIM, pages, at, from_, to,
+            q, cache + kv_head * HEAD_DIM, pages, at,
+            tl.maximum(chunk * CHUNK, begin), tl.minimum(chunk * CHUNK + CHUNK, end),
             KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, WINDOW, SCALE, BLOCK_KV,
         )  # fmt: skip
         if SPLIT:
@@ -249,12 +245,10 @@ def _combine(
     at = tl.load(positions + tl.program_id(0))
     pair = tl.program_id(0).to(tl.int64) * NUM_HEADS + tl.program_id(1) + tl.arange(0, 1)
     dims = tl.arange(0, PADDED_DIM)[None, :]
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(at - WINDOW + 1, 0) // CHUNK
+    first = tl.maximum(at - WINDOW + 1, 0) // CHUNK if WINDOW else 0
     top = tl.full((1,), float("-inf"), tl.float32)
     total, values = tl.zeros_like(top), tl.zeros((1, PADDED_DIM), tl.float32)
-    for chunk in range(first, at // CHUNK + 1):
+    for chunk in tl.range(first, at // CHUNK + 1, loop_unroll_factor=8):  # loads in flight
         partial = partials + (pair * chunks + chunk) * PARTIAL
         part = tl.load(partial[:, None] + dims, mask=dims < HEAD_DIM, other=0.0)
         part_top, part_total = tl.load(partial + (PARTIAL - 4)), tl.load(partial + (PARTIAL - 3))
@@ -293,7 +287,8 @@ def _specs(name: str, shape: AttentionShape, dtype: torch.dtype) -> list[KernelS
         )
         for split in (True, False)
     ]
-    return [*attend, KernelSpec(f"combine {name}", _combine, combined, shared, {"num_warps": 1})]
+    combine = KernelSpec(f"combine {name}", _combine, combined, shared, {"num_warps": 1})
+    return [*attend, combine] if dtype == torch.bfloat16 else attend  # it sees no cache
 
 
 def _shape(heads: int, kv_heads: int, dim: int, window: int | None = None) -> AttentionShape:

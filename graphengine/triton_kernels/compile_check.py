@@ -68,37 +68,8 @@ def compile_spec(spec: KernelSpec, arch: int) -> str:
     return f"shared {shared:6}  {_registers(log.getvalue())}"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="compile every Triton kernel without a GPU")
-    parser.add_argument("--arch", default=",".join(map(str, ARCHS)), help="such as 80,90")
-    parser.add_argument("--only", default="", help="kernels whose name contains this")
-    options = parser.parse_args(arguments)
-    refusal = _refusal()
-    if refusal is not None:
-        print(f"compile_check: {refusal}", file=sys.stderr)
-        return 2
-    specs = [spec for spec in load_specs() if options.only in spec.name]
-    if not specs:
-        print(f"compile_check: no kernel's name contains {options.only!r}", file=sys.stderr)
-        return 2
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache  # an earlier result proves nothing
-        os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"
-        failed = _compile_all(specs, [int(arch) for arch in options.arch.split(",")])
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def _refusal() -> str | None:
-    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
-        return "TRITON_INTERPRET is set: interpreted kernels cannot be compiled; unset it"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    return None
-
-
-def _compile_all(specs: list[KernelSpec], archs: list[int]) -> list[str]:
+def compile_all(specs: list[KernelSpec], archs: list[int]) -> list[str]:
+    """Compile all, print a line each, and return the names of what failed."""
     from triton.errors import TritonError
 
     failed = []
@@ -113,6 +84,40 @@ def _compile_all(specs: list[KernelSpec], archs: list[int]) -> list[str]:
                 told = f"FAILED {type(error).__name__}: {error}"
             print(f"{name:44} {told}  {time.perf_counter() - started:.1f} s", flush=True)
     return failed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="compile every Triton kernel without a GPU")
+    parser.add_argument("--arch", type=_archs, default=list(ARCHS), help="such as 80,90")
+    parser.add_argument("--only", default="", help="kernels whose name contains this")
+    options = parser.parse_args(arguments)
+    refusal = _refusal()
+    if refusal is not None:
+        print(f"compile_check: {refusal}", file=sys.stderr)
+        return 2
+    specs = [spec for spec in load_specs() if options.only in spec.name]
+    if not specs:
+        print(f"compile_check: no kernel's name contains {options.only!r}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache  # an earlier result proves nothing
+        os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"
+        failed = compile_all(specs, options.arch)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _archs(text: str) -> list[int]:
+    return [int(arch) for arch in text.split(",")]
+
+
+def _refusal() -> str | None:
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return "TRITON_INTERPRET is set: interpreted kernels cannot be compiled; unset it"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return None
 
 
 def _registers(log: str) -> str:

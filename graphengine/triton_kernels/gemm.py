@@ -102,6 +102,8 @@ def _product(
     rows, (n, k) = x.shape[0], weight.shape
     for tensor in (out, x, weight, scratch):
         assert tensor.is_contiguous(), "kernels take contiguous tensors"
+    assert x.shape[1] == k, "x is as wide as the weight"
+    assert out.shape == (rows, n // 2 if gated else n), "out is as wide as the weight is high"
     tile = tile_for(n, k)
     at_once = rows if tile.split_k == 1 else _rows_at_once(tile, n, scratch)
     epilogue = {"N": n, "HAS_BIAS": bias is not None, "ADD": add, "GATED": gated}

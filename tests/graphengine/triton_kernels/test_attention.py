@@ -30,7 +30,7 @@ def _smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_context(
     requests: list[tuple[int, int]],
-    heads: tuple[int, int, int] = (6, 2, 16),
+    heads: tuple[int, int, int] = (3, 1, 16),
     *,
     dtype: torch.dtype = torch.float32,
     block_size: int = 16,
@@ -106,25 +106,26 @@ def rows_of(context: Context, request: int, first: int, last: int) -> Context:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3)], ids=["f32", "f16"]
-)
-@pytest.mark.parametrize("window", [0, 5, 140])
-@pytest.mark.parametrize(
-    ("heads", "block_size"),
-    [((9, 3, 64), 16), ((4, 4, 80), 1), ((20, 1, 16), 256), ((4, 2, 96), 5), ((1, 1, 256), 32)],
+    ("heads", "block_size", "window"),
+    [
+        ((9, 3, 64), 16, 0),
+        ((4, 2, 96), 5, 140),
+        ((2, 2, 80), 1, 5),
+        ((20, 1, 16), 256, 0),
+        ((20, 1, 16), 256, 40),
+        ((1, 1, 256), 32, 0),
+    ],
 )
 def test_values(
-    dtype: torch.dtype,
-    tolerance: float,
-    window: int,
-    heads: tuple[int, int, int],
-    block_size: int,
+    dtype: torch.dtype, heads: tuple[int, int, int], block_size: int, window: int
 ) -> None:
     """Head grouping, page look-up, chain mask, window, and the joining of chunks."""
-    requests = [(CHUNK + 44, 5), (64, 1), (3, 3), (2 * CHUNK + 1, 2)]
+    requests = [(CHUNK + 44, 3), (64, 1), (2 * CHUNK + 1, 2)]
     context = make_context(requests, heads, dtype=dtype, block_size=block_size, window=window)
     expected = attend(context, reference=True)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-3
     for scratch in (WALK, SPLIT):
         out = attend(context, scratch)
         torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
@@ -141,7 +142,7 @@ def test_bits_do_not_depend_on_batch_or_schedule(dtype: torch.dtype, window: int
     assert torch.equal(attend(context, WALK), out)
     assert torch.equal(attend(context, spare_rows=9), out)
     for request, (_, rows) in enumerate(requests):
-        for row in range(rows):
+        for row in {0, rows // 2, rows - 1}:
             at = int(context.query_start_loc[request]) + row
             alone = rows_of(context, request, row, row + 1)
             for scratch in (WALK, SPLIT):
