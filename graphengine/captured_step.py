@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from capture.buffers import BufferSpec, StaticBuffers
+from graphengine.device_rows import DeviceRows
 from graphengine.models.block import ForwardBuffers, ForwardInputs
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder
 from graphengine.models.layers import LayerOps
-from graphengine.opset import CellOp, OpSet
+from graphengine.opset import CellOp, OpSet, RowOps
 from graphengine.request_state import MAX_STOP_IDS
 from graphengine.resolve import (
     CUSTOM,
@@ -29,6 +30,7 @@ from graphengine.resolve import (
 from graphengine.sampling.masks import mask_words
 from graphengine.sampling.params import MAX_LOGPROBS
 from graphengine.sampling.verifier import NO_STOP, GreedyVerify, packed_width
+from graphengine.step_batch import ANY_NUMBER
 from proposers.device import DraftPlan
 
 Views = Mapping[str, torch.Tensor]
@@ -55,10 +57,11 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
         _input("block_table", ("R", sizes.max_blocks)),
         _input("query_start_loc", ("R+1",)),
         _input("query_len", (1,), cells_only=True),
-        _input("num_draft_tokens", (rows,), cells_only=True),
-        _input("stop_ids", (rows, MAX_STOP_IDS), fill=NO_STOP, cells_only=True),
-        _input("max_new_tokens", (rows,), fill=1, cells_only=True),
         _input("state_rows", (rows,), fill=sizes.max_num_seqs, cells_only=True),
+        _input("allowed_drafts", (rows,), cells_only=True),
+        _input("draft_token_ids", ("T",), cells_only=True),
+        _input("most_new_tokens", (rows,), fill=ANY_NUMBER, cells_only=True),
+        _input("stop_ids", (rows, MAX_STOP_IDS), fill=NO_STOP, cells_only=True),
         _input("mask", ("T", mask_words(model.vocab_size)), fill=-1, cells_only=True),
         _activation("hidden", model.hidden_size),
         _activation("normed", model.hidden_size),
@@ -73,9 +76,9 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
             role="scratch",
             cells_only=True,
         ),
-        BufferSpec(
-            name="target_ids", shape=("T",), dtype=torch.int32, role="scratch", cells_only=True
-        ),
+        _numbers("num_draft_tokens", (rows,)),
+        _numbers("max_new_tokens", (rows,)),
+        _numbers("target_ids", ("T",)),
         _output("logprob_ids", ("T", MAX_LOGPROBS + 1), torch.int32),
         _output("logprob_values", ("T", MAX_LOGPROBS + 1), torch.float32),
         _output("logprob_ranks", ("T",), torch.int32),
@@ -104,25 +107,28 @@ def make_buffers(
 
 
 class Forward:
-    """The first half of a step: from token ids to logits."""
+    """The first half of a step: from the requests' rows to logits."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, rows: RowOps) -> None:
         self._decoder = decoder
+        self._rows = rows
 
     def __call__(self, views: Views) -> None:
+        self._rows.prepare(views)
         buffers = ForwardBuffers.of(views)
         self._decoder.forward(ForwardInputs.of(views), buffers)
         self._decoder.logits(views["logits"], buffers.hidden, buffers.normed)
 
 
 class Choose:
-    """The other half: from logits to what each request emits.
+    """The other half: from logits to what each request emits, and its row with that.
 
     Args:
         ops: of the decoder.
         sampler: chooses the target's token for every row; None: the most likely one.
         logprobs: gives out what was likely; None: nothing is.
         verify: the verifier.
+        rows: makes the inputs once more where the halves are apart, and keeps what is emitted.
         buffers: where the views come from; the verifier looks at whole storages, so that its shapes
             do not depend on the cell and it is compiled once.
         custom: the host has put logits of its own between the halves.
@@ -134,6 +140,7 @@ class Choose:
         sampler: CellOp | None,
         logprobs: CellOp | None,
         verify: GreedyVerify,
+        rows: RowOps,
         buffers: StaticBuffers,
         *,
         custom: bool = False,
@@ -142,11 +149,14 @@ class Choose:
         self._sampler = sampler
         self._logprobs = logprobs
         self._verify = verify
+        self._rows = rows
         self._all_target_ids = buffers.whole("target_ids")
         self._all_token_ids = buffers.whole("token_ids")
         self._custom = custom
 
     def __call__(self, views: Views) -> None:
+        if self._custom:
+            self._rows.prepare(views)
         if self._sampler is None:
             self._ops.argmax(views["target_ids"], views["logits"])
         else:
@@ -162,16 +172,25 @@ class Choose:
             views["stop_ids"],
             views["max_new_tokens"],
         )
+        self._rows.commit(views)
 
     def _with_logits(self, views: Views, name: str) -> Views:
         return {**views, "logits": views[name]} if self._custom else views
 
 
 def make_steps(
-    decoder: Decoder, opset: OpSet, sampler: CellOp, verify: GreedyVerify, buffers: StaticBuffers
+    decoder: Decoder,
+    opset: OpSet,
+    verify: GreedyVerify,
+    buffers: StaticBuffers,
+    state: DeviceRows,
+    *,
+    rejection: bool,
 ) -> dict[str, Callable[[Views], None]]:
     """What a cell of each tier runs. A graph of a whole step is one of both halves."""
-    forward, ops, logprobs = Forward(decoder), decoder.ops, opset.logprobs()
+    rows = opset.row_ops(state, decoder.rope.block_size)
+    forward, ops = Forward(decoder, rows), decoder.ops
+    sampler, logprobs = opset.sampler(state.sampler, rejection=rejection), opset.logprobs()
 
     def step(choose: Choose) -> Callable[[Views], None]:
         def both(views: Views) -> None:
@@ -181,11 +200,11 @@ def make_steps(
         return both
 
     return {
-        GREEDY: step(Choose(ops, None, None, verify, buffers)),
-        SAMPLED: step(Choose(ops, sampler, None, verify, buffers)),
-        LOGPROBS: step(Choose(ops, sampler, logprobs, verify, buffers)),
+        GREEDY: step(Choose(ops, None, None, verify, rows, buffers)),
+        SAMPLED: step(Choose(ops, sampler, None, verify, rows, buffers)),
+        LOGPROBS: step(Choose(ops, sampler, logprobs, verify, rows, buffers)),
         LOGITS: forward,
-        CUSTOM: Choose(ops, sampler, logprobs, verify, buffers, custom=True),
+        CUSTOM: Choose(ops, sampler, logprobs, verify, rows, buffers, custom=True),
     }
 
 
@@ -200,6 +219,10 @@ def _input(
     return BufferSpec(
         name=name, shape=shape, dtype=dtype, role="input", fill=fill, cells_only=cells_only
     )
+
+
+def _numbers(name: str, shape: tuple[int | str, ...]) -> BufferSpec:
+    return BufferSpec(name=name, shape=shape, dtype=torch.int32, role="scratch", cells_only=True)
 
 
 def _output(name: str, shape: tuple[int | str, ...], dtype: torch.dtype) -> BufferSpec:

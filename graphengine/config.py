@@ -242,10 +242,7 @@ class EngineConfig:
                 f"logits_processors={self.logits_processors!r}: expected True or False; the "
                 "processors themselves are given to SamplingParams"
             )
-        if self.async_steps != 0 or isinstance(self.async_steps, bool):
-            raise ValueError(
-                f"async_steps={self.async_steps!r}: only 0 (synchronous stepping) is available"
-            )
+        _integer("async_steps", self.async_steps, 0, 1)
         _integer("max_num_seqs", self.max_num_seqs, 1, 4096)
         _integer("seed", self.seed, 0, (1 << 63) - 1)
         if self.max_model_len is not None:

@@ -16,12 +16,12 @@ import torch
 
 from graphengine.attention.cpu import SCRATCH_FLOATS
 from graphengine.captured_step import make_buffers
+from graphengine.device_rows import DeviceRows
 from graphengine.kv.cache import block_bytes
 from graphengine.models.decoder import DecoderWeights
 from graphengine.prompt_logprobs import PromptLogprobs
 from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig
-from graphengine.sampling.state import SamplerState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,8 @@ def plan_memory(resolved: ResolvedConfig) -> MemoryPlan:
     head_dims = model.head_dim + sum(layer.head_dim for layer in layers)
     rotation = sizes.max_model_len * head_dims * 4
     rows = RequestState.row_bytes(sizes.max_model_len, sizes.block_size) * sizes.max_num_seqs
-    rows += SamplerState.row_bytes(model.vocab_size) * (sizes.max_num_seqs + 1)
+    row = DeviceRows.row_bytes(sizes.max_model_len, model.vocab_size)
+    rows += row * (sizes.max_num_seqs + 1)
     weights = DecoderWeights.allocate(model, resolved.dtype, meta).num_bytes
     return MemoryPlan(
         weights=weights + (draft.num_weight_bytes if draft is not None else 0),

@@ -11,6 +11,7 @@ import torch
 from capture.compile import PieceCompiler
 from graphengine.attention.base import AttentionShape
 from graphengine.attention.cpu import NativeAttention
+from graphengine.device_rows import DeviceRows
 from graphengine.draft_ops import NativeDraftOps
 from graphengine.kernels.ops import check_contiguous, kernel_suffix, native_op
 from graphengine.models.hidden_states import HiddenStates, StoreSlots
@@ -18,6 +19,7 @@ from graphengine.models.layers import LayerOps
 from graphengine.models.native_ops import NativeOps
 from graphengine.models.torch_ops import TorchOps
 from graphengine.opset import CellOp
+from graphengine.row_ops import NativeRowOps
 from graphengine.sampling.cpu import NativeGreedyVerify, NativeLogprobs, NativeSampler
 from graphengine.sampling.state import SamplerState
 from graphengine.sampling.verifier import GreedyVerify, greedy_verify
@@ -64,6 +66,9 @@ class NativeOpSet:
 
     def sampler(self, state: SamplerState, *, rejection: bool) -> CellOp:
         return NativeSampler(state, rejection=rejection)
+
+    def row_ops(self, rows: DeviceRows, block_size: int) -> NativeRowOps:
+        return NativeRowOps(rows, block_size)
 
     def logprobs(self) -> CellOp:
         return NativeLogprobs()

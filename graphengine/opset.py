@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from graphengine.attention.base import AttentionBackend, AttentionShape
+from graphengine.device_rows import DeviceRows
 from graphengine.models.hidden_states import HiddenStates, StoreSlots
 from graphengine.models.layers import LayerOps
 from graphengine.sampling.state import SamplerState
@@ -21,6 +22,16 @@ from proposers.device import DraftOps
 
 # Reads and writes a cell's views; captured.
 CellOp = Callable[[Mapping[str, torch.Tensor]], None]
+
+
+class RowOps(Protocol):
+    """The step's first and last op, over the rows of requests; see `kernels/rows.cpp`."""
+
+    def prepare(self, views: Mapping[str, torch.Tensor]) -> None:
+        """Write a cell's tokens, positions, slots, drafts and room; captured, may be repeated."""
+
+    def commit(self, views: Mapping[str, torch.Tensor]) -> None:
+        """Append what a cell's `packed` says to the rows of its requests; captured."""
 
 
 class OpSet(Protocol):
@@ -48,6 +59,8 @@ class OpSet(Protocol):
     def sampler(self, state: SamplerState, *, rejection: bool) -> CellOp:
         """Writes `processed` and `target_ids` of a cell's `logits`; see `sampling/cpu.py`."""
         ...
+
+    def row_ops(self, rows: DeviceRows, block_size: int) -> RowOps: ...
 
     def logprobs(self) -> CellOp:
         """Writes `logprob_ids`, `logprob_values` and `logprob_ranks` of a cell."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from capture.stream import InlineStream
 from graphengine.attention.base import AttentionBatch, plan
 from graphengine.models.config import ModelConfig
 from graphengine.models.decoder import Decoder
@@ -223,7 +224,12 @@ def _sampler_problem(
 
     A row of the problem is a request; some have a draft, some of these a distribution for it.
     """
-    state = SamplerState(max_num_seqs=len(SAMPLED), vocab_size=vocab_size)
+    state = SamplerState(
+        max_num_seqs=len(SAMPLED),
+        vocab_size=vocab_size,
+        device=opset.device,
+        stream=InlineStream(),
+    )
     for row, params in enumerate(SAMPLED):
         state.start(row, Request("probe", [row], params, max_model_len=2))
     sampler, logprobs = opset.sampler(state, rejection=True), opset.logprobs()

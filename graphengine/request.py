@@ -110,6 +110,7 @@ class Request:
         "kv_len",
         "limit",
         "metrics",
+        "num_in_flight",
         "num_prompt_tokens",
         "num_reserved_rows",
         "params",
@@ -177,8 +178,11 @@ class Request:
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
 
-        # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written
-        # by the current step; between steps nothing is reserved.
+        # Most tokens that steps under way may still bring; written by the flights.
+        self.num_in_flight = 0
+
+        # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written by the
+        # current step and by those under way; between steps the latter's alone are reserved.
         self.kv_len = 0
         self.draft_kv_len = 0  # leading slots whose draft KV is valid, <= kv_len
         self.num_reserved_rows = 0
@@ -224,7 +228,12 @@ class Request:
     @property
     def max_draft_tokens(self) -> int:
         """Drafts that leave the bonus token its place under the limit; >= 0."""
-        return max(0, self.limit - len(self.token_ids) - 1)
+        return max(0, self.limit - len(self.token_ids) - self.num_in_flight - 1)
+
+    @property
+    def may_step(self) -> bool:
+        """Whether there is room for a token, whatever the steps under way bring."""
+        return len(self.token_ids) + self.num_in_flight < self.limit
 
     @property
     def sampling(self) -> RequestSampling:

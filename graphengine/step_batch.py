@@ -1,20 +1,21 @@
-"""Step batches: writes a step's inputs into the static buffers, live rows and padding alike.
+"""Step batches: writes what the host knows of a step into its inputs, live requests and padding.
 
-Owns the padding policy. Every live request has exactly `query_len` rows; rows beyond its drafts,
-and rows of padding requests, carry token 0 at the null block, so whatever they compute reaches
-nobody. Reads request rows, never changes them.
+Owns the padding policy of the host's part: which requests a cell holds, how many drafts each may
+have. Their rows (every live request has exactly `query_len`; those beyond its drafts, and those of
+padding requests, carry token 0 at the null block, so whatever they compute reaches nobody) are made
+of it by the step itself. Reads request rows, never changes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from capture.edge import Array, HostViews
 from capture.shapes import ShapeKey
 from graphengine.attention.base import HostRows
 from graphengine.request import Request
@@ -24,23 +25,28 @@ from graphengine.sampling.verifier import NO_STOP
 from graphengine.scheduler import PrefillChunk
 
 Tensor = torch.Tensor
-HostViews = Mapping[str, npt.NDArray[Any]]
 
 
-def host_views(views: Mapping[str, torch.Tensor], names: Sequence[str]) -> HostViews:
-    """Numpy views of static buffers on the host."""
-    return {name: views[name].numpy() for name in names}
-
-
-def host_rows(views: HostViews) -> HostRows:
-    """What attention may plan by."""
-    return HostRows(views["block_table"], views["query_start_loc"], views["positions"])
+def prefill_rows(views: HostViews, chunks: Sequence[PrefillChunk]) -> HostRows:
+    """What attention may plan by, of chunks that `write_prefill` has written."""
+    lens = np.array([chunk.start + chunk.num_tokens for chunk in chunks], dtype=np.int32)
+    return HostRows(views["block_table"], views["query_start_loc"], lens)
 
 
 # The inputs that the functions below write.
 PREFILL_INPUTS = ("token_ids", "positions", "slot_mapping", "block_table", "query_start_loc")
-DECODE_INPUTS = (*PREFILL_INPUTS, "query_len", "num_draft_tokens", "stop_ids", "max_new_tokens")
-SAMPLED_INPUTS = (*DECODE_INPUTS, "state_rows", "mask")
+DECODE_INPUTS = (
+    "state_rows",
+    "allowed_drafts",
+    "most_new_tokens",
+    "draft_token_ids",
+    "block_table",
+    "query_start_loc",
+    "query_len",
+    "stop_ids",
+)
+SAMPLED_INPUTS = (*DECODE_INPUTS, "mask")
+ANY_NUMBER = (1 << 31) - 1  # of new tokens: only the request's limit holds
 REJECTION_INPUTS = ("draft_probs", "has_draft_probs")
 CUSTOM_INPUTS = ("raw_logits", "custom_logits")
 
@@ -73,49 +79,42 @@ def write_decode(views: HostViews, key: ShapeKey, state: RequestState, batch: De
         key: the cell.
         state: the persistent rows, which must be up to date.
     """
-    draft_token_ids, num_draft_tokens = batch.draft_token_ids, batch.num_draft_tokens
     # idx_mapping
-    rows = np.array([state.row_of(request) for request in batch.requests], dtype=np.intp)
-    num_reqs, query_len = len(rows), key.query_len
-    base = state.num_tokens[rows] - 1  # position of the last known token
-    offsets = np.arange(query_len, dtype=np.int32)
-    live = offsets <= num_draft_tokens[:, None]  # [num_reqs, query_len]
-    positions = np.minimum(base[:, None] + offsets, state.token_ids.shape[1] - 1)
-
-    tokens = np.zeros((num_reqs, query_len), dtype=np.int32)
-    tokens[:, 0] = state.token_ids[rows, base]
-    width = min(query_len - 1, draft_token_ids.shape[1])
-    tokens[:, 1 : 1 + width] = draft_token_ids[:, :width]
-    tokens[~live] = 0
-
-    table = state.block_table[rows]
-    slots = np.take_along_axis(table, positions // state.block_size, axis=1) * state.block_size
-    slots += positions % state.block_size
-    slots[~live] = 0
-
-    _fill(views["token_ids"].reshape(-1, query_len), tokens, 0)
-    _fill(views["positions"].reshape(-1, query_len), positions, 0)
-    _fill(views["slot_mapping"].reshape(-1, query_len), slots, 0)
-    _fill(views["block_table"], table, 0)
+    rows = np.array([state.row_of(request) for request in batch.requests], dtype=np.int32)
+    query_len = key.query_len
+    drafts = views["draft_token_ids"].reshape(-1, query_len)
+    width = min(query_len - 1, batch.draft_token_ids.shape[1])
+    drafts[:] = 0
+    drafts[: len(rows), :width] = batch.draft_token_ids[:, :width]
+    _fill(views["state_rows"], rows, state.device.padding_row)
+    _fill(views["allowed_drafts"], batch.num_draft_tokens, 0)
+    views["most_new_tokens"][:] = ANY_NUMBER
+    _fill(views["block_table"], state.block_table[rows], 0)
     views["query_start_loc"][:] = np.arange(key.num_reqs + 1, dtype=np.int32) * query_len
     views["query_len"][0] = query_len
-    _fill(views["num_draft_tokens"], num_draft_tokens, 0)
     _fill(views["stop_ids"], state.stop_ids[rows], NO_STOP)
-    _fill(views["max_new_tokens"], state.limit[rows] - state.num_tokens[rows], 1)
+
+
+def decode_rows(
+    views: HostViews, key: ShapeKey, state: RequestState, requests: Sequence[Request]
+) -> HostRows:
+    """What attention may plan by, of a cell that `write_decode` has filled."""
+    lens = np.full(key.num_reqs, key.query_len, dtype=np.int32)
+    lens[: len(requests)] += state.num_tokens[[state.row_of(one) for one in requests]] - 1
+    return HostRows(views["block_table"], views["query_start_loc"], lens)
 
 
 def write_sampled(views: HostViews, key: ShapeKey, state: RequestState, batch: DecodeBatch) -> None:
-    """Fill what only the sampler reads: whose rows they are, and what may come in each.
+    """Fill what only the sampler reads: what may come in each row.
 
     Row j of a request comes after its output and j drafts. Comes after `write_decode`, whose
-    `max_new_tokens` is lowered where hooks end a block early.
+    `most_new_tokens` is lowered where hooks end a block early.
 
     Raises:
         ValueError: see `apply_prefix_masks`.
     """
-    sampler = state.sampler
+    sampler = state.device.sampler
     rows = [state.row_of(request) for request in batch.requests]
-    _fill(views["state_rows"], np.array(rows, dtype=np.int32), sampler.padding_row)
     masks = views["mask"].reshape(key.num_reqs, key.query_len, -1)
     offsets = np.arange(key.query_len, dtype=np.int32)
     for index, (row, request) in enumerate(zip(rows, batch.requests, strict=True)):
@@ -130,7 +129,7 @@ def write_sampled(views: HostViews, key: ShapeKey, state: RequestState, batch: D
     masks[len(rows) :] = -1
 
 
-def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Tensor) -> None:
+def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Array) -> None:
     """Fill what the step goes on from: the model's logits, and those that hooks make of them.
 
     Comes after `write_sampled`.
@@ -141,8 +140,8 @@ def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Te
     Raises:
         ValueError: see `apply_logits_processors`.
     """
-    views["raw_logits"][:] = logits.numpy()
-    views["custom_logits"][:] = logits.numpy()
+    views["raw_logits"][:] = logits
+    views["custom_logits"][:] = logits
     custom = views["custom_logits"].reshape(key.num_reqs, key.query_len, -1)
     masks = views["mask"].reshape(key.num_reqs, key.query_len, -1)
     for index, request in enumerate(batch.requests):
@@ -154,7 +153,7 @@ def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Te
 
 def _end_after(views: HostViews, index: int, count: int) -> None:
     """Let a request emit no more than its first `count` rows."""
-    room = views["max_new_tokens"]
+    room = views["most_new_tokens"]
     room[index] = min(room[index], count)
 
 

@@ -41,7 +41,9 @@ class HostRows:
 
     block_table: IntArray  # [num_reqs, max_blocks]
     query_start_loc: IntArray  # [num_reqs + 1]
-    positions: IntArray  # [num_tokens]
+    # [num_reqs] past and own rows; where a step is under way that the host has not read yet, the
+    # most that it can come to
+    seq_lens: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +76,6 @@ class AttentionBackend(Protocol):
 
 def plan(attention: AttentionBackend, batch: AttentionBatch) -> None:
     """Plan for metadata that only the device has so far; copies it to the host."""
-    host = (batch.block_table, batch.query_start_loc, batch.positions)
-    attention.plan(batch, HostRows(*(tensor.cpu().numpy() for tensor in host)))
+    table, starts = batch.block_table.cpu().numpy(), batch.query_start_loc.cpu().numpy()
+    positions = batch.positions.cpu().numpy()
+    attention.plan(batch, HostRows(table, starts, positions[starts[1:] - 1] + 1))

@@ -48,6 +48,18 @@ EXPORT void greedy_verify(int32_t* packed, const int32_t* target_ids, const int3
                           const int32_t* query_len, const int32_t* num_draft_tokens,
                           const int32_t* stop_ids, const int32_t* max_new_tokens, int64_t rows,
                           int64_t width, int64_t num_stop_ids);
+EXPORT void prepare_rows(int32_t* token_ids, int32_t* positions, int32_t* slot_mapping,
+                         int32_t* num_draft_tokens, int32_t* max_new_tokens,
+                         const int32_t* state_rows, const int32_t* allowed_drafts,
+                         const int32_t* most_new_tokens, const int32_t* draft_token_ids,
+                         const int32_t* block_table, const int32_t* num_tokens,
+                         const int32_t* limits, const int32_t* history, int64_t num_rows, int64_t R,
+                         int64_t query_len, int64_t max_model_len, int64_t table_stride,
+                         int64_t block_size, int64_t padding_row);
+EXPORT void commit_rows(int32_t* history, int32_t* num_tokens, int32_t* counts,
+                        const int32_t* packed, const int32_t* state_rows, const void* settings,
+                        int64_t R, int64_t width, int64_t max_model_len, int64_t V,
+                        int64_t padding_row);
 EXPORT void process_logits(float* out, const float* logits, const int32_t* token_ids,
                            const int32_t* query_len, const int32_t* state_rows,
                            const void* settings, const int32_t* counts, const uint8_t* in_prompt,

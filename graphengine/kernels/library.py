@@ -80,6 +80,18 @@ FUNCTIONS: Final = MappingProxyType(
                 "rows width num_stop_ids",
             ),
             _function(
+                "prepare_rows",
+                "token_ids positions slot_mapping num_draft_tokens max_new_tokens state_rows "
+                "allowed_drafts most_new_tokens draft_token_ids block_table num_tokens limits "
+                "history",
+                "num_rows R query_len max_model_len table_stride block_size padding_row",
+            ),
+            _function(
+                "commit_rows",
+                "history num_tokens counts packed state_rows settings",
+                "R width max_model_len V padding_row",
+            ),
+            _function(
                 "process_logits",
                 "out logits token_ids query_len state_rows settings counts in_prompt bias_ids "
                 "bias_values mask",

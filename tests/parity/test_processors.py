@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers.generation import logits_process as theirs
 
+from capture.stream import InlineStream
 from graphengine.request import Request
 from graphengine.sampling.cpu import NativeSampler
 from graphengine.sampling.masks import mask_words
@@ -63,9 +64,12 @@ def expected(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 def test_processors(name: str) -> None:
     """Guards an order, a tie or a sign that others have otherwise."""
     params = SamplingParams(**CASES[name])
-    state = SamplerState(max_num_seqs=1, vocab_size=VOCAB)
-    state.start(0, Request("a", PROMPT, params, max_model_len=99))
-    state.count(0, OUTPUT)
+    state = SamplerState(
+        max_num_seqs=1, vocab_size=VOCAB, device=torch.device("cpu"), stream=InlineStream()
+    )
+    request = Request("a", PROMPT, params, max_model_len=99)
+    request.token_ids.extend(OUTPUT)
+    state.start(0, request)
     logits = 3 * torch.randn(NUM_ROWS, VOCAB, generator=torch.Generator().manual_seed(0))
     views = {
         "processed": torch.full((NUM_ROWS, VOCAB), float("nan")),

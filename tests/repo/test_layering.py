@@ -35,6 +35,7 @@ KERNEL_USERS = {
     "graphengine/models/native_ops.py",
     "graphengine/native_opset.py",
     "graphengine/numerics.py",
+    "graphengine/row_ops.py",
     "graphengine/sampling/cpu.py",
     "graphengine/startup.py",
 }

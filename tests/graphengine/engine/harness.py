@@ -165,12 +165,25 @@ class Harness:
         assert stats.padding_rows == self.num_padding_rows
         for request in self.engine.scheduler.running:
             assert self.engine.state.history(request).tolist() == request.token_ids
+            self._check_device_row(request)
             if request.params.has_penalties:
                 self._check_counts(request)
 
+    def _check_device_row(self, request: Request) -> None:
+        """The step's own row of a request holds its tokens."""
+        state = self.engine.state
+        device, row = state.device, state.row_of(request)
+        if state._num_unread[row]:
+            return  # a step that broke off; the next one starts the row anew
+        known = device.token_ids[row, : int(device.num_tokens[row])].tolist()
+        assert known == request.token_ids
+
     def _check_counts(self, request: Request) -> None:
         """The penalties' tables are what counting the request's tokens gives."""
-        sampler, row = self.engine.state.sampler, self.engine.state.row_of(request)
+        state = self.engine.state
+        sampler, row = state.device.sampler, state.row_of(request)
+        if state._num_unread[row]:
+            return
         counted = np.bincount(request.output_token_ids, minlength=sampler.vocab_size)
         assert sampler.counts[row].tolist() == counted.tolist()
         in_prompt = np.flatnonzero(sampler.in_prompt[row].numpy())
@@ -251,13 +264,14 @@ class Harness:
             start, stop = request.kv_len, request.kv_len + 1 + num_draft_tokens
             assert stop < self.engine.resolved.sizes.max_model_len, "a row at the context limit"
             self._written.update(slots(self.engine.kv, request, start, stop))
-        packed = self._verify(batch, draft)
+        frame = self._verify(batch, draft)
+        packed = frame.packed()
         for (count, accepted, *ids), draft in zip(packed.tolist(), drafts.tolist(), strict=True):
             common = [a == b for a, b in zip(ids[:count], draft, strict=False)]
             assert accepted == [*common, False].index(False)
         if self.keep_logits:
             self._remember_logits(batch, packed, int(lengths.max(initial=0)))
-        return packed
+        return frame
 
     def _remember_logits(self, batch: list[Request], packed: Any, longest: int) -> None:
         runner = self.engine.runner
@@ -284,9 +298,12 @@ class Harness:
             num_padding = self.watch.num_padding(key)
         else:
             self.check_padding(key, num_reqs)
-            slots = self.engine.runner.buffers.cell(key)["slot_mapping"]
-            num_padding = int((slots == 0).sum())
+            allowed = self.engine.runner.buffers.cell(key)["allowed_drafts"]
+            num_padding = key.num_tokens - num_reqs - int(allowed[:num_reqs].sum())
         self._replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
+        if key.tier != TIER and not self.engine.runner.manager.config.debug:
+            slots = self.engine.runner.buffers.cell(key)["slot_mapping"]
+            assert int((slots == 0).sum()) == num_padding
         self.num_padding_rows += num_padding
 
     def check_padding(self, key: ShapeKey, num_reqs: int) -> None:
@@ -300,9 +317,11 @@ class Harness:
         loc = buffers.cell(key)["query_start_loc"]
         assert loc.tolist() == [n * key.query_len for n in range(key.num_reqs + 1)]
         assert buffers.cell(key)["query_len"].tolist() == [key.query_len]
-        tokens = buffers.cell(key)["token_ids"]
-        assert tokens.min() >= 0, "a placeholder reaches the embedding"
-        assert tokens.max() < self.engine.resolved.model.vocab_size
+        drafts = buffers.cell(key)["draft_token_ids"].view(-1, key.query_len)
+        allowed = buffers.cell(key)["allowed_drafts"][: key.num_reqs, None]
+        live = drafts[torch.arange(key.query_len) < allowed]
+        assert (live >= 0).all(), "a placeholder reaches the embedding"
+        assert (live < self.engine.resolved.model.vocab_size).all()
 
     def _poison_unowned(self) -> None:
         kv = self.engine.kv

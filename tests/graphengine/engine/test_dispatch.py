@@ -69,6 +69,7 @@ def test_every_static_buffer_holds_the_largest_cell(
     model = resolved.model
     elements = {
         **dict.fromkeys(("token_ids", "positions", "slot_mapping", "target_ids"), rows),
+        "draft_token_ids": rows,
         **dict.fromkeys(("hidden", "normed"), rows * model.hidden_size),
         "qkv": rows * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim,
         "attended": rows * model.num_heads * model.head_dim,
@@ -81,6 +82,7 @@ def test_every_static_buffer_holds_the_largest_cell(
         "query_start_loc": max_num_seqs + 1,
         "block_table": max_num_seqs * 64 // 4,
         **dict.fromkeys(("num_draft_tokens", "max_new_tokens", "state_rows"), max_num_seqs),
+        **dict.fromkeys(("allowed_drafts", "most_new_tokens"), max_num_seqs),
         "stop_ids": max_num_seqs * MAX_STOP_IDS,
         "packed": max_num_seqs * (k + 3),
     }

@@ -30,9 +30,9 @@ def test_the_plan_is_what_is_allocated(name: str, dtype: str, checkpoints: Check
     assert planned.weights == decoder.weights.num_bytes
     assert planned.buffers == runner.buffers.num_bytes
     assert planned.kv == sum(cache.nbytes for cache in decoder.kv_caches)
-    everything = [*vars(state).values(), *vars(state.sampler).values()]
+    device = state.device
+    everything = [*vars(state).values(), *vars(device).values(), *vars(device.sampler).values()]
     rows = [part for part in everything if isinstance(part, np.ndarray | torch.Tensor)]
-    rows = [part for part in rows if part is not state.sampler.settings]  # words of another
     prompts = runner._prompt_logprobs._logits
     scratch = [decoder.attention.scratch, decoder.rope.cos, decoder.rope.sin, prompts, *rows]
     assert planned.scratch == sum(part.nbytes for part in scratch)

@@ -21,11 +21,13 @@ from capture.buffers import StaticBuffers
 from capture.shapes import ShapeKey
 from graphengine import step_batch
 from graphengine.captured_step import Choose, make_buffers
+from graphengine.device_rows import DeviceRows
 from graphengine.models.loader import open_model
 from graphengine.models.native_ops import NativeOps
 from graphengine.request import Request
 from graphengine.request_state import RequestState
 from graphengine.resolve import SAMPLED, RunnerSizes
+from graphengine.row_ops import NativeRowOps
 from graphengine.sampling.cpu import NativeGreedyVerify, NativeSampler
 from graphengine.sampling.params import SamplingParams
 from graphengine.sampling.reference import RowSettings, process, reject, sample
@@ -112,13 +114,8 @@ def emitted(
     )
     requests = [request_of(row, index) for index, row in enumerate(batch)]
     for request, row in zip(requests, batch, strict=True):
-        for token in row.output:  # as commits bring them, one by one
-            state.follow(request)
-            request.token_ids.append(token)
+        request.token_ids.extend(row.output)
         state.follow(request)
-        counted = np.bincount(row.output, minlength=VOCAB)
-        if row.params.has_penalties:
-            assert state.sampler.counts[state.row_of(request)].tolist() == counted.tolist()
     lengths = np.array([len(row.drafts) for row in batch], dtype=np.int32)
     drafts = np.full((len(batch), K), -1, dtype=np.int32)
     for place, row in enumerate(batch):
@@ -126,7 +123,8 @@ def emitted(
     key = ShapeKey(MAX_NUM_SEQS, K + 1, SAMPLED)
     views = buffers.cell(key)
     names = (*step_batch.SAMPLED_INPUTS, *step_batch.REJECTION_INPUTS)
-    host = step_batch.host_views(views, names if sizes.rejection else step_batch.SAMPLED_INPUTS)
+    written = names if sizes.rejection else step_batch.SAMPLED_INPUTS
+    host = {name: views[name].numpy() for name in written}
     stepped = step_batch.DecodeBatch(requests, drafts, lengths, probs)
     step_batch.write_decode(host, key, state, stepped)
     step_batch.write_sampled(host, key, state, stepped)
@@ -135,11 +133,24 @@ def emitted(
     logits = views["logits"].view(MAX_NUM_SEQS, K + 1, VOCAB)
     logits.fill_(float("nan"))
     logits[: len(batch)] = torch.from_numpy(np.stack([row.logits for row in batch]))
-    sampler = NativeSampler(state.sampler, rejection=sizes.rejection)
-    ops = NativeOps(torch.float32, 1e-5)
-    Choose(ops, sampler, None, NativeGreedyVerify(), buffers)(views)
+    sampler = NativeSampler(state.device.sampler, rejection=sizes.rejection)
+    ops, rows = NativeOps(torch.float32, 1e-5), NativeRowOps(state.device, 4)
+    rows.prepare(views)
+    Choose(ops, sampler, None, NativeGreedyVerify(), rows, buffers)(views)
     packed = buffers.whole("packed").view(-1, K + 3)[: len(batch)].tolist()
-    return [(row[2 : 2 + row[0]], row[1]) for row in packed]
+    blocks = [(row[2 : 2 + row[0]], row[1]) for row in packed]
+    for request, row, (emitted, _) in zip(requests, batch, blocks, strict=True):
+        check_row(state.device, state.row_of(request), row, emitted)
+    return blocks
+
+
+def check_row(device: DeviceRows, place: int, row: Row, emitted: list[int]) -> None:
+    """The device's row of a request has what the step emitted, and counts it."""
+    known = [*row.prompt, *row.output, *emitted]
+    assert device.token_ids[place, : int(device.num_tokens[place])].tolist() == known
+    if row.params.has_penalties:
+        counted = np.bincount([*row.output, *emitted], minlength=VOCAB)
+        assert device.sampler.counts[place].tolist() == counted.tolist()
 
 
 def expected(row: Row, index: int, q: Probs | None, *, rejection: bool) -> tuple[list[int], int]:

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from capture.stream import InlineStream
 from graphengine.request import Request
 from graphengine.sampling.masks import mask_of
 from graphengine.sampling.params import SamplingParams
-from graphengine.sampling.settings import MASK, NEUTRAL, PENALTIES
+from graphengine.sampling.settings import DTYPE, MASK, NEUTRAL, PENALTIES
 from graphengine.sampling.state import SamplerState
 
 VOCAB = 70
@@ -23,6 +25,19 @@ def request(*prompt: int, eos: tuple[int, ...] = (5,), **fields: Any) -> Request
     if params.seed is None:
         found.seed = 77  # as the engine does
     return found
+
+
+def make_state(max_num_seqs: int) -> SamplerState:
+    return SamplerState(
+        max_num_seqs=max_num_seqs,
+        vocab_size=VOCAB,
+        device=torch.device("cpu"),
+        stream=InlineStream(),
+    )
+
+
+def settings(state: SamplerState, row: int) -> Any:
+    return state.settings[row].numpy().view(DTYPE)[0]
 
 
 def unpacked(mask: np.ndarray[Any, Any]) -> set[int]:
@@ -39,26 +54,26 @@ def test_masks_hold_the_ids(ids: Collection[int]) -> None:
 
 def test_a_row_forgets_the_request_before() -> None:
     """Guards penalties, bias or a mask of somebody who has gone."""
-    state = SamplerState(max_num_seqs=2, vocab_size=VOCAB)
+    state = make_state(2)
     full = {"temperature": 1.0, "repetition_penalty": 2.0, "logit_bias": {3: 4.0}}
     state.start(0, request(1, 2, **full, allowed_token_ids=[1, 2], min_tokens=3, seed=9))
-    state.count(0, [7, 7, 8])
-    assert state._settings["flags"][0] == PENALTIES | MASK
-    assert state._settings["seed"][0] == 9
+    assert settings(state, 0)["flags"] == PENALTIES | MASK
+    assert settings(state, 0)["seed"] == 9
+    state.counts[0, 7] += 2  # by steps
     state.start(0, request())
     expected = NEUTRAL.copy()
     expected["seed"] = 77
-    assert state._settings[0] == expected
+    assert settings(state, 0) == expected
     assert not state.has_mask(0)
     state.start(0, request(4, frequency_penalty=1.0))
     assert not state.counts[0].any()
     assert state.in_prompt[0].nonzero().flatten().tolist() == [4]
-    assert state._settings[state.padding_row] == NEUTRAL
+    assert settings(state, state.padding_row) == NEUTRAL
 
 
 def test_stop_ids_may_come_once_enough_tokens_are_out() -> None:
     """Guards min_tokens off by one: row j comes after the output and j drafts."""
-    state = SamplerState(max_num_seqs=1, vocab_size=VOCAB)
+    state = make_state(1)
     stops = {"stop_token_ids": [64], "min_tokens": 3}
     state.start(0, request(**stops))
     masks = state.mask(0, np.arange(5, dtype=np.int32))
