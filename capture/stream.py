@@ -6,10 +6,8 @@ is how a CPU steps asynchronously; `CudaStream` of cuda.py is a GPU's. Knows not
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from functools import partial
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 Work = Callable[[], None]
@@ -74,55 +72,44 @@ class ThreadStream:
     """
 
     def __init__(self, delay: Work | None = None) -> None:
-        self._queue: SimpleQueue[Work | _ThreadEvent | None] = SimpleQueue()
-        self._errors: list[BaseException] = []
-        # The thread knows the queue, not the stream, which may go without having been closed.
-        serve = partial(_serve, self._queue, self._errors, delay)
-        self._thread = threading.Thread(target=serve, name="graphengine-stream", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="graphengine-stream")
+        self._delay = delay
+        self._last: Future[None] | None = None
 
     def run(self, work: Work) -> None:
-        self._queue.put(work)
+        self._last = self._thread.submit(_run, self._last, self._delay, work)
 
     def record(self) -> Event:
-        event = _ThreadEvent(self._errors)
-        self._queue.put(event)
-        return event
+        return _Place(self, self._last)
 
     def synchronize(self) -> None:
         self.record().wait()
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
+        self._thread.shutdown()
 
-    def __del__(self) -> None:
-        self._queue.put(None)
+    def wait_for(self, future: Future[None]) -> None:
+        """Until this piece of work has run; raises, once, what came before it has raised."""
+        try:
+            future.result()
+        finally:
+            if future is self._last:
+                self._last = None  # work behind it does not fail with it any more
 
 
-class _ThreadEvent:
-    def __init__(self, errors: list[BaseException]) -> None:
-        self.passed = threading.Event()
-        self._errors = errors
+class _Place:
+    def __init__(self, stream: ThreadStream, future: Future[None] | None) -> None:
+        self._stream = stream
+        self._future = future
 
     def wait(self) -> None:
-        self.passed.wait()
-        if self._errors:
-            raise self._errors.pop()
+        if self._future is not None:
+            self._stream.wait_for(self._future)
 
 
-def _serve(
-    queue: SimpleQueue[Work | _ThreadEvent | None], errors: list[BaseException], delay: Work | None
-) -> None:
-    while (work := queue.get()) is not None:
-        if isinstance(work, _ThreadEvent):
-            work.passed.set()
-        elif not errors:
-            try:
-                if delay is not None:
-                    delay()
-                work()
-            except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
-                errors.append(error)
-        del work  # what it holds is not kept until the next one comes
+def _run(before: Future[None] | None, delay: Work | None, work: Work) -> None:
+    if before is not None:
+        before.result()  # raises what it has raised
+    if delay is not None:
+        delay()
+    work()

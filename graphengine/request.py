@@ -166,12 +166,11 @@ class Request:
         wants = params.prompt_logprobs is not None and choice == 0
         self.prompt_logprobs: list[Mapping[int, Logprob] | None] | None = [None] if wants else None
 
-        # Number of tokens with which a stop string is complete, where one has been found. Written
-        # by the engine before the commit of the last of them.
+        # Number of tokens with which a stop string is complete; written before their commit.
         self.stop_length: int | None = None
 
         # Written by the scheduler. `arrival` orders requests and is given once; `admission` is new
-        # each time that the request gets a row, and no two requests ever have the same.
+        # each time that the request gets a row, and no two ever have the same.
         self.arrival: int | None = None
         self.admission: int | None = None
         self.row: int | None = None  # persistent state row, while PREFILL or DECODE
@@ -180,9 +179,8 @@ class Request:
 
         # Most tokens that steps under way may still bring; written by the flights.
         self.num_in_flight = 0
-
         # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written by the
-        # current step and by those under way; between steps the latter's alone are reserved.
+        # current step and those under way; between steps nothing else is reserved.
         self.kv_len = 0
         self.draft_kv_len = 0  # leading slots whose draft KV is valid, <= kv_len
         self.num_reserved_rows = 0

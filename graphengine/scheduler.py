@@ -246,9 +246,7 @@ class Scheduler:
         plan.k = self._widest_cell(ladder, decodes)
         self._plan_chunks(plan, self.config.max_num_batched_tokens - len(decodes) * (plan.k + 1))
         self._plan_drafts(plan, decodes)
-        plan.k = _smallest_cell(
-            ladder, max((decode.max_draft_tokens for decode in plan.decodes), default=0)
-        )
+        plan.k = _smallest_cell(ladder, max((d.max_draft_tokens for d in plan.decodes), default=0))
         return plan
 
     def _leave_running(self, request: Request) -> None:
@@ -269,15 +267,13 @@ class Scheduler:
         they only have to run once they are the oldest.
         """
         prefill_served = False
-        for request in list(self.running):
+        for request in [one for one in self.running if one.may_step]:
             if request.row is None:
                 continue  # preempted just now
             if not request.is_decode_ready:
                 if prefill_served:
                     continue
                 prefill_served = True
-            elif not request.may_step:
-                continue
             while not self.kv.reserve_rows(request, request.num_in_flight + 1):
                 victim = self.running[-1]
                 assert len(self.running) > 1 or victim is not request, (
@@ -382,8 +378,8 @@ class Scheduler:
             still_hungry = []
             for decode in hungry:
                 request = decode.request
-                most = request.num_tokens + request.num_in_flight
-                slack = request.block_table.capacity(size) - most
+                known = request.num_tokens + request.num_in_flight
+                slack = request.block_table.capacity(size) - known
                 target = min(plan.k, slack if extra == 0 else slack + size)
                 before = decode.max_draft_tokens
                 granted = self.kv.reserve_speculative(request, target)

@@ -46,6 +46,8 @@ def test_what_work_raises_reaches_who_waits_and_drops_what_builds_on_it() -> Non
 def test_a_stream_that_is_dropped_ends_its_thread() -> None:
     before = threading.active_count()
     stream = ThreadStream()
+    stream.run(lambda: None)
+    stream.synchronize()
     assert threading.active_count() == before + 1
     del stream
     gc.collect()
