@@ -162,8 +162,8 @@ class Request:
         asks = params.logprobs is not None
         self.token_logprobs: list[Mapping[int, Logprob]] | None = [] if asks else None
 
-        # By prompt token, nothing for the first; grows with prefill. None where nobody asks.
         wants = params.prompt_logprobs is not None and choice == 0
+        # By prompt token, nothing for the first; grows with prefill. None where nobody asks.
         self.prompt_logprobs: list[Mapping[int, Logprob] | None] | None = [None] if wants else None
 
         # Number of tokens with which a stop string is complete; written before their commit.
@@ -176,7 +176,6 @@ class Request:
         self.row: int | None = None  # persistent state row, while PREFILL or DECODE
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
-
         # Most tokens that steps under way may still bring; written by the flights.
         self.num_in_flight = 0
         # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written by the
