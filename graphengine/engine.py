@@ -340,9 +340,9 @@ class Engine:
         found = [decodes[index] for index in alive]
         if len(alive) < len(decodes):
             draft = draft.rows(alive)
-        packed = self.runner.verify([decode.request for decode in found], draft)
+        frame = self.runner.verify([decode.request for decode in found], draft)
         self._counter.count_step(len(alive))
-        sampled = read_sampled(found, draft, packed.tolist(), self.runner)
+        sampled = read_sampled(found, draft, frame)
         # A request's own function may have aborted some.
         return [one for one in sampled if one.decode.request.status is RequestStatus.DECODE]
 

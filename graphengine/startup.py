@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from capture.manager import check_memory_budget
+from capture.stream import InlineStream
 from graphengine.config import EngineConfig
 from graphengine.draft_runtime import EngineDraftRuntime
 from graphengine.kernels import library
@@ -113,11 +114,14 @@ def start(
         weights = _load(opened, resolved, progress)
     sizes = resolved.sizes
     with times.phase("buffers"):
+        stream = InlineStream()
         state = RequestState(
             max_num_seqs=sizes.max_num_seqs,
             max_model_len=sizes.max_model_len,
             block_size=sizes.block_size,
             vocab_size=resolved.model.vocab_size,
+            device=resolved.device,
+            stream=stream,
         )
         caches = kv_cache.allocate(
             kv_cache.model_layers(resolved.model),
@@ -126,7 +130,9 @@ def start(
             block_size=sizes.block_size,
             device=resolved.device,
         )
-        runner = ModelRunner(resolved, weights, caches, capture=config.capture, state=state)
+        runner = ModelRunner(
+            resolved, weights, caches, capture=config.capture, state=state, stream=stream
+        )
     if proposer is None and resolved.speculative is not None:
         with times.phase("proposer"):
             proposer = _make_proposer(resolved, runner)
