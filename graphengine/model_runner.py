@@ -221,6 +221,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, so that their memory is free at once."""
+        self.stream.close()
         self.manager.close()
         self._cells.clear()
         self.buffers.release()

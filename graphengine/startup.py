@@ -13,8 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from capture.cuda import CudaStream
 from capture.manager import check_memory_budget
-from capture.stream import InlineStream
+from capture.stream import InlineStream, Stream, ThreadStream
 from graphengine.config import EngineConfig
 from graphengine.draft_runtime import EngineDraftRuntime
 from graphengine.kernels import library
@@ -114,7 +117,7 @@ def start(
         weights = _load(opened, resolved, progress)
     sizes = resolved.sizes
     with times.phase("buffers"):
-        stream = InlineStream()
+        stream = make_stream(resolved.device, config.async_steps)
         state = RequestState(
             max_num_seqs=sizes.max_num_seqs,
             max_model_len=sizes.max_model_len,
@@ -209,6 +212,13 @@ def _check_numerics(runner: ModelRunner, config: EngineConfig, times: StartTimes
             max_model_len=runner.sizes.max_model_len,
         )
         times.cached["numerics"] = report.cached
+
+
+def make_stream(device: torch.device, async_steps: int) -> Stream:
+    """Where steps run: at once, or behind the host's back."""
+    if device.type == "cuda":
+        return CudaStream(device)
+    return ThreadStream() if async_steps else InlineStream()
 
 
 def _load(
