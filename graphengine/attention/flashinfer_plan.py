@@ -62,11 +62,11 @@ def load() -> ModuleType:
     try:
         import flashinfer
     except ImportError as error:
-        raise ValueError(f"attention=flashinfer: not installed ({error}); {install}") from error
+        raise ValueError(f"flashinfer-python is not installed ({error}); {install}") from error
     if flashinfer.__version__ != VERSION:
         raise ValueError(
-            f"attention=flashinfer: flashinfer-python {flashinfer.__version__} is installed, only "
-            f"{VERSION} is supported; {install}"
+            f"flashinfer-python {flashinfer.__version__} is installed, only {VERSION} is supported; "
+            f"{install}"
         )
     module: ModuleType = flashinfer
     return module
