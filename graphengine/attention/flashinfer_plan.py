@@ -65,8 +65,8 @@ def load() -> ModuleType:
         raise ValueError(f"flashinfer-python is not installed ({error}); {install}") from error
     if flashinfer.__version__ != VERSION:
         raise ValueError(
-            f"flashinfer-python {flashinfer.__version__} is installed, only {VERSION} is supported; "
-            f"{install}"
+            f"flashinfer-python {flashinfer.__version__} is installed, only {VERSION} is "
+            f"supported; {install}"
         )
     module: ModuleType = flashinfer
     return module
