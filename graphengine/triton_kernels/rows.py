@@ -93,7 +93,7 @@ def argmax(out: Tensor, logits: Tensor, values: Tensor, indices: Tensor) -> None
 
 def argmax_floats(max_rows: int, vocab: int) -> int:
     """Scratch of `argmax`, its halves being `values` and `indices`."""
-    return 2 * max_rows * triton.cdiv(vocab, CHUNK)
+    return 2 * max_rows * -(-vocab // CHUNK)
 
 
 def _grid(rows: Tensor) -> tuple[int, int]:
