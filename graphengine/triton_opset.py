@@ -8,9 +8,12 @@ triton interprets its kernels.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
+import triton
 
 from capture.compile import PieceCompiler
 from capture.ops import PythonOp
@@ -69,6 +72,18 @@ class TritonOpSet:
         self._scratch = torch.zeros(needed, device=device)
         self._partials: Tensor | None = None  # of attention: no two calls overlap
         self._layer_ops: dict[float, LayerOps] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Of sources, compiler and device."""
+        package = Path(__file__).parent
+        sources = [*package.glob("**/triton*.py"), *package.glob("triton_kernels/*.py")]
+        digest = hashlib.blake2b(digest_size=12)
+        for source in sorted(sources):
+            digest.update(source.read_bytes())
+        is_cuda = self.device.type == "cuda"
+        device = torch.cuda.get_device_name(self.device) if is_cuda else "interpreted"
+        return f"{self.name} {digest.hexdigest()} triton {triton.__version__} {device}"
 
     def layer_ops(self, rms_norm_eps: float) -> LayerOps:
         if rms_norm_eps not in self._layer_ops:
