@@ -27,8 +27,11 @@ MODULES: tuple[str, ...] = (
     "logprobs",
     "process",
     "request_rows",
+    "rope",
+    "rows",
     "sample",
     "search",
+    "verify",
 )
 ARCHS = (80, 90, 100)
 POINTER_ALIGNMENT = 16  # bytes; of whatever torch allocates
