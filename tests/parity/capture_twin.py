@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
+from capture.buffers import garbage
 from capture.graph import EagerGraph
 from capture.manager import OVER_BUDGET
 from capture.shapes import ShapeKey
 from capture.tape import TapeGraph
 from graphengine.engine import Engine
+from proposers.chain import TIER
 from proposers.model_based import ModelBasedProposer
 
 Tensor = torch.Tensor
@@ -79,6 +81,8 @@ class CaptureTwin:
         buffers.poison(("scratch", "output"))
         EagerGraph(manager._tiers[key.tier].step, buffers, key).replay()
         expected = self._left(key)
+        if key.tier == TIER:
+            self._check_target_outputs()
         buffers.restore(inputs)
         for name, one in self.persistent().items():
             one.copy_(before[name])
@@ -95,6 +99,15 @@ class CaptureTwin:
         for name, bits in self._left(key).items():
             assert torch.equal(bits, expected[name]), f"{name} of {key} differs from eager"
 
+    def _check_target_outputs(self) -> None:
+        """A chain has written none of them: the host may still be reading (case 13)."""
+        buffers = self._manager.buffers
+        for name, spec in buffers.specs.items():
+            if spec.role == "output" and not name.startswith("draft."):
+                left, poison = buffers.whole(name), torch.empty(1, dtype=spec.dtype)
+                poison.fill_(garbage(spec.dtype))
+                assert ((left == poison) | (left != left)).all(), f"drafting has written {name}"
+
     def _left(self, key: ShapeKey) -> Mapping[str, Tensor]:
         """Bits of what the step has left for others: outputs in the cell's shape, and rows."""
         specs, views = self._manager.buffers.specs, self._manager.buffers.cell(key)
@@ -104,6 +117,5 @@ class CaptureTwin:
 
     def _count(self, key: ShapeKey, num_reqs: int) -> None:
         views = self._manager.buffers.cell(key)
-        drafts = views["draft.requests"] if key.tier == "draft" else views["allowed_drafts"]
-        if key.tier != "draft" and drafts[:num_reqs].unique().numel() > 1:
+        if key.tier != TIER and views["allowed_drafts"][:num_reqs].unique().numel() > 1:
             self.ragged[key] += 1

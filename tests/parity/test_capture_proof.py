@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from capture.config import CaptureConfig
+from capture.graph import CompiledGraph
 from capture.manager import OVER_BUDGET
 from capture.shapes import ShapeKey
 from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
@@ -48,22 +49,28 @@ TRAINED = {
 }
 
 
-def start(options: dict[str, Any], **capture: Any) -> Engine:
-    rejects = options.get("draft_sampling") == "probabilistic"
+def start(
+    options: dict[str, Any] | None, *, max_model_len: int = 192, debug: bool = True, **capture: Any
+) -> Engine:
+    """The tiny target with what drafts for it; None: nothing."""
+    speculative = None
+    if options is not None:
+        rejects = options.get("draft_sampling") == "probabilistic"
+        verification = "rejection" if rejects else "exact"
+        more = {"self_check": "off"} if "model" in options else {}
+        speculative = SpeculativeConfig(
+            max_draft_tokens=K, verification=verification, **more, **options
+        )
+    capture = {"num_reqs": (1, 2, 4), "debug": debug, **capture}
     return Engine(
         WEIGHTS / "target",
         EngineConfig(
-            max_model_len=192,
+            max_model_len=max_model_len,
             max_num_seqs=8,
             numerics="fast",  # the probe's business is elsewhere
-            speculative=SpeculativeConfig(
-                max_draft_tokens=K,
-                self_check="off",
-                verification="rejection" if rejects else "exact",
-                **options,
-            ),
-            capture=CaptureConfig(graph="tape", debug=True, **{"num_reqs": (1, 2, 4), **capture}),
-            cache=CacheConfig(block_size=8, num_blocks=8 * 24 + 1),
+            speculative=speculative,
+            capture=CaptureConfig(graph="tape", **capture),
+            cache=CacheConfig(block_size=8, num_blocks=max_model_len + 1),
         ),
     )
 
@@ -191,3 +198,28 @@ def test_from_an_uncaptured_cell_back_to_a_captured_one(monkeypatch: pytest.Monk
         ran_eager = bench.engine.stats().eager_fallbacks[OVER_BUDGET] - before
         assert (ran_eager > 0) == (k == 3)
     bench.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("plant", "message"),
+    [
+        ("another cell", "of 2x2:greedy differs from eager"),
+        ("no tape", "a replay has called forward"),
+    ],
+)
+def test_the_twin_finds_what_is_no_replay_of_its_cell(
+    plant: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proof that proves nothing. Also a graph replayed for another batch (case 15)."""
+    bench = Bench(start({"method": "ngram"}), monkeypatch)
+    manager, key = bench.engine.runner.manager, ShapeKey(2, 2, "greedy")
+    bench.engine.draft_limit = 1
+    bench.resize(2, "greedy")
+    bench.harness.step()
+    graphs, step = manager._graphs, manager._tiers[key.tier].step
+    graphs[key] = {
+        "another cell": graphs[ShapeKey(1, 2, "greedy")],
+        "no tape": CompiledGraph(step, manager.buffers, key),
+    }[plant]
+    with pytest.raises(AssertionError, match=message):
+        bench.harness.drain()

@@ -318,6 +318,8 @@ class Harness:
         """Input buffers of a cell, just before its replay: padding holds the declared fill."""
         buffers = self.engine.runner.buffers
         read = DECODE_INPUTS if key.tier in (GREEDY, LOGITS) else SAMPLED_INPUTS
+        if "has_draft_probs" in buffers.specs and read is SAMPLED_INPUTS:
+            read = (*read, "has_draft_probs")  # without which nobody reads a row of draft_probs
         for name in set(read) - {"query_len", "query_start_loc"}:
             spec, view = buffers.specs[name], buffers.cell(key)[name]
             live = num_reqs * key.query_len if spec.shape[0] == "T" else num_reqs
