@@ -15,6 +15,7 @@ from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
 from graphengine.sampled import Sampled
 from graphengine.scheduler import PrefillChunk, StepPlan
+from graphengine.tracing import DRAFT, traced
 from proposers.base import CacheRows, Commit, Draft, ProposeInputs, Proposer
 from proposers.device import ModelProposer, PrefillInputs
 
@@ -88,6 +89,7 @@ class Drafting:
             )
         return filled
 
+    @traced(DRAFT)
     def propose(self, plan: StepPlan) -> Draft:
         """Drafts for the decodes of a plan, of its width, checked.
 
@@ -117,6 +119,7 @@ class Drafting:
             self._manager.count_eager(f"proposer:{proposer.name}")
         return draft
 
+    @traced(DRAFT)
     def on_commit(self, sampled: Sequence[Sampled]) -> None:
         """Tell the proposer what was committed."""
         if self.proposer is not None and sampled:

@@ -28,6 +28,7 @@ from graphengine.self_check import check_drafts
 from graphengine.startup import StartProgress, start
 from graphengine.stats import StatsCounter
 from graphengine.streams import OutputStream
+from graphengine.tracing import COMMIT, PREFILL, SCHEDULE, STEP, VERIFY, span, traced
 from proposers.base import Draft, Proposer
 
 
@@ -140,6 +141,7 @@ class Engine:
         pending = self.scheduler.has_unfinished_requests or self.delivery.has_outputs
         return pending or self._is_torn
 
+    @traced(STEP)
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the outputs of the requests that got tokens or finished.
 
@@ -151,14 +153,13 @@ class Engine:
         delivers.
         """
         self._ready()
-        with self._bookkeeping():
+        with self._bookkeeping(), span(SCHEDULE):
             plan = self.scheduler.schedule(self._draft_ladder)
             self._follow(plan)
         self._forget()  # before the proposer hears of who starts over
         self._prefill(plan.chunks)
         draft = self.drafting.propose(plan)
-        sampled = self._verify(plan.decodes, draft)
-        sampled = self._cut(sampled)
+        sampled = self._cut(self._verify(plan.decodes, draft))
         with self._bookkeeping():
             self._commit(sampled)
             self.delivery.emit(self.scheduler.running)
@@ -314,6 +315,7 @@ class Engine:
             if request.metrics.first_scheduled_time is None:
                 request.metrics.first_scheduled_time = time.perf_counter()
 
+    @traced(PREFILL)
     def _prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         if not chunks:
             return
@@ -328,6 +330,7 @@ class Engine:
                     self.kv.keep_draft_rows(chunk.request, int(drafted[index]))
                 self._counter.num_prefill_tokens += chunk.num_tokens
 
+    @traced(VERIFY)
     def _verify(self, decodes: Sequence[ScheduledDecode], draft: Draft) -> list[Sampled]:
         """Verify the drafts of every decode that is still alive."""
         alive = [
@@ -356,6 +359,7 @@ class Engine:
             kept.append(item if count is None else item.cut(count))
         return kept
 
+    @traced(COMMIT)
     def _commit(self, sampled: Sequence[Sampled]) -> None:
         """Tokens, KV rows, state rows and counters move together; rejected drafts end here."""
         for item in sampled:

@@ -43,6 +43,7 @@ from graphengine.resolve import (
     ResolvedConfig,
 )
 from graphengine.scheduler import PrefillChunk
+from graphengine.tracing import PLAN, traced
 from proposers.base import Draft
 
 
@@ -168,8 +169,16 @@ class ModelRunner:
 
     def _replay(self, batch: step_batch.DecodeBatch, tier: str) -> None:
         """Write a cell's inputs and replay it."""
+        key = self._plan(batch, tier)
         num_reqs = len(batch.requests)
-        key = self.manager.dispatch(num_reqs, batch.longest, tier)
+        num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
+        self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
+        self._last = key
+
+    @traced(PLAN)
+    def _plan(self, batch: step_batch.DecodeBatch, tier: str) -> ShapeKey:
+        """Write the inputs of the batch's cell, and plan attention over them."""
+        key = self.manager.dispatch(len(batch.requests), batch.longest, tier)
         cell, state = self._cell(key), self._state
         step_batch.write_decode(cell.inputs, key, state, batch)
         host = step_batch.decode_rows(cell.inputs, key, state, batch.requests)
@@ -183,9 +192,7 @@ class ModelRunner:
             logits = self.buffers.cell(key)["logits"]
             step_batch.write_custom(cell.inputs, key, batch, logits)
         self.decoder.attention.plan(cell.forward.attention, host)
-        num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
-        self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
-        self._last = key
+        return key
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Fill the KV rows of prompt chunks; outside the table, counted."""
