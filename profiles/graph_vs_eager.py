@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -119,16 +121,18 @@ def line(row: Mapping[str, Any]) -> str:
 
 def report(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """The markdown file: what was measured where, the first table, then phase by phase."""
-    machine, load = about["machine"], about["machine"]["load_average"][0]
+    machine = about["machine"]
+    before, after = (load[0] for load in (about["load_average_before"], machine["load_average"]))
     return "\n".join(
         [
             "# Graph against eager",
             "",
-            f"`{' '.join(about['command'])}`",
+            f"`{shlex.join(about['command'])}`",
             "",
             f"{about['device']}, {machine['cpu']}, {machine['usable_cores']} cores, "
             f"{machine['threads']} threads, torch {about['versions']['torch']}, commit "
-            f"{about['commit']}; load average {load:.1f} at the end. {about['note']}".rstrip(),
+            f"{about['commit']}; load average {before:.1f} before and {after:.1f} at the end. "
+            f"{about['note']}".rstrip(),
             "",
             "How to read it: `profiles/README.md`.",
             "",
@@ -168,9 +172,9 @@ def parse() -> argparse.Namespace:
 def measure(
     args: argparse.Namespace, engines: Mapping[str, Engine]
 ) -> tuple[list[dict[str, Any]], dict[str, list[Event]]]:
-    """All shapes, each printed when it is done, and the traces of the last."""
+    """All shapes, each printed when it is done, and the traces of the first."""
     rows: list[dict[str, Any]] = []
-    traces: dict[str, list[Event]] = {}
+    first: dict[str, list[Event]] = {}
     for batch_size, k in itertools.product(args.batch, args.k):
         for engine in engines.values():
             fill(engine, batch_size, k, args.context, WARM_UP)
@@ -179,10 +183,11 @@ def measure(
         for engine in engines.values():
             check_running(engine, batch_size)
         check_same(engines)
+        first = first or traces
         tables = {mode: tabulate(events) for mode, events in traces.items()}
         rows += summarise({"batch_size": batch_size, "k": k}, seconds, tables)
         print("\n".join(line(row) for row in rows[-len(engines) :]), flush=True)
-    return rows, traces
+    return rows, first
 
 
 def write(
@@ -191,23 +196,24 @@ def write(
     rows: Sequence[dict[str, Any]],
     traces: Mapping[str, Sequence[Event]],
 ) -> None:
-    """The three files; the picture is of the last shape."""
+    """The three files; the picture is of the first shape."""
     about = {
         **describe(command_line("python", "-m", "profiles.graph_vs_eager")),
         "device": device_name(next(iter(engines.values())).resolved.device),
         "note": args.note,
+        "load_average_before": args.load_average,
         "engines": {mode: describe_engine(one) for mode, one in engines.items()},
         "context": args.context,
     }
     plain = [{**row, "profile": row["profile"].as_dict()} for row in rows]
     write_json(args.out, {**about, "rows": plain})
     args.out.with_suffix(".md").write_text(report(about, rows), encoding="utf-8")
-    last = rows[-len(traces) :]
+    shown = rows[: len(traces)]
     panels = {
         f"{row['mode']}; without the profiler {row['step_us'] / 1e3:.2f} ms": traces[row["mode"]]
-        for row in last
+        for row in shown
     }
-    shape = name_of(last[0]).rpartition(",")[0]
+    shape = name_of(shown[0]).rpartition(",")[0]
     draw(panels, f"One step of {args.model}, {shape}", args.out.with_suffix(".png"))
 
 
@@ -215,6 +221,7 @@ def main() -> int:
     args = parse()
     if args.out is not None:
         check_target(args.out)
+    args.load_average = list(os.getloadavg())
     num_steps = WARM_UP + args.turns + args.steps + 1
     with ExitStack() as stack:
         if "tape" in args.modes:

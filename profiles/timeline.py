@@ -62,7 +62,11 @@ def draw(traces: Mapping[str, Sequence[Event]], title: str, out: Path) -> None:
         lanes = bars(events)
         for place, found in enumerate(lanes.values()):
             spans = [(start, length) for start, length, _ in found]
-            fill = [colours.get(one, "black") for _, _, one in found]
+            # Launches and kernels in turn dark and light, so that each can be seen.
+            fill = [
+                colours.get(one, ("black", "darkgrey")[index % 2])
+                for index, (_, _, one) in enumerate(found)
+            ]
             axis.broken_barh(spans, (-place - 0.4, 0.8), facecolors=fill, linewidth=0)
             axis.set_yticks([-place for place in range(len(lanes))], list(lanes))
         axis.set_title(name, fontsize=9, loc="left")
