@@ -75,6 +75,13 @@ class _NoCompute(TorchDispatchMode):
 
 
 @contextmanager
+def no_sync() -> Iterator[None]:
+    """While entered, reading a tensor back raises CaptureError."""
+    with _NoSync():
+        yield
+
+
+@contextmanager
 def capture_guard() -> Iterator[None]:
     """While entered, reading a tensor back and computing with torch both raise CaptureError.
 

@@ -12,14 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from capture.buffers import StaticBuffers
 from capture.config import CaptureConfig
+from capture.cuda import CudaGraph, CudaStream
 from capture.graph import CompiledGraph, EagerGraph, Graph, StepFn
 from capture.shapes import ShapeKey, ShapeTable
+from capture.stream import Stream
 from capture.tape import ProgramRunner, TapeGraph
 
 # Fills a cell's input buffers with a plausible batch; the second argument picks one of two
@@ -86,6 +89,7 @@ class CaptureManager:
         steps: what a cell runs, by tier.
         prepare: the filler of a cell's inputs.
         run_program: native loop for `TapeGraph`.
+        stream: where graphs are replayed.
 
     Raises:
         ValueError: a graph kind that the device cannot run, or a memory budget below the need.
@@ -100,6 +104,7 @@ class CaptureManager:
         steps: Mapping[str, StepFn],
         prepare: PrepareFn,
         run_program: ProgramRunner,
+        stream: Stream,
     ) -> None:
         self.table = table
         self.buffers = buffers
@@ -108,6 +113,7 @@ class CaptureManager:
         self.stats = CaptureStats()
         self._tiers = {tier: _Tier(step, prepare) for tier, step in steps.items()}
         self._run_program = run_program
+        self._stream = stream
         self._cells: list[ShapeKey] = []  # all that can be replayed, largest first by tier
         self._graphs: dict[ShapeKey, Graph] = {}
         self._over_budget: set[ShapeKey] = set()
@@ -151,7 +157,9 @@ class CaptureManager:
         for key in warm_up_cells(keys):
             tier = self._tiers[key.tier]
             tier.prepare(key, 0)
-            tier.step(self.buffers.cell(key))
+            views = self.buffers.cell(key)
+            self._stream.run(partial(tier.step, views))
+        self._stream.synchronize()
         self._cells.extend(keys)
         if self.config.lazy:
             return
@@ -181,7 +189,7 @@ class CaptureManager:
         return self.table.dispatch(num_reqs, num_draft_tokens, tier)
 
     def replay(self, key: ShapeKey, *, num_reqs: int, num_tokens: int) -> None:
-        """Replay a cell whose inputs are in place.
+        """Replay a cell whose inputs are in place, or on their way in the same stream.
 
         Args:
             key: the cell.
@@ -199,7 +207,7 @@ class CaptureManager:
             assert not self._closed, f"cell {key} is replayed after close()"
             assert self.config.lazy, f"cell {key} was not captured"
             graph = self._capture_late(key)
-        graph.replay()
+        self._stream.run(graph.replay)
         self.stats.replays[str(key)] += 1
         self.stats.padding_rows += num_rows - num_tokens
         if key in self._over_budget:
@@ -219,6 +227,7 @@ class CaptureManager:
 
         Where the cell does not fit the memory budget any more, its step is called as it is.
         """
+        self._stream.synchronize()
         inputs = self.buffers.snapshot(("input",))
         try:
             return self._capture(key)
@@ -245,6 +254,16 @@ class CaptureManager:
             return EagerGraph(tier.step, self.buffers, key)
         if self.kind == "compiled":
             return CompiledGraph(tier.step, self.buffers, key)
+        if self.kind == "cuda":
+            assert isinstance(self._stream, CudaStream), f"CUDA graphs in {self._stream!r}"
+            return CudaGraph(
+                tier.step,
+                self.buffers,
+                key,
+                prepare=lambda variant: tier.prepare(key, variant),
+                stream=self._stream,
+                debug=self.config.debug,
+            )
         return TapeGraph(
             tier.step,
             self.buffers,
@@ -310,9 +329,11 @@ def resolve_graph_kind(config: CaptureConfig, device: torch.device) -> str:
     Raises:
         ValueError: `cuda` where it cannot run.
     """
-    if config.graph == "cuda":
+    if config.graph == "cuda" and device.type != "cuda":
         raise ValueError(
             f"CaptureConfig.graph='cuda': not available on device {device}; use auto, tape, "
             "compiled or eager"
         )
-    return "tape" if config.graph == "auto" else config.graph
+    if config.graph == "auto":
+        return "cuda" if device.type == "cuda" else "tape"
+    return config.graph

@@ -1,14 +1,24 @@
 """Streams: where work on a device's storages is put, to be run in the order in which it came.
 
-One small protocol. On CPU the default runs work at once. Knows nothing of what the work is.
+One small protocol. `InlineStream` runs work at once, `ThreadStream` in a thread of its own, which
+is how a CPU steps asynchronously; `CudaStream` of cuda.py is a GPU's. Knows nothing of the work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 Work = Callable[[], None]
+
+
+class Event(Protocol):
+    """A place in a stream."""
+
+    def wait(self) -> None:
+        """Until all work before it has run; raises what that has raised."""
+        ...
 
 
 class Stream(Protocol):
@@ -18,16 +28,88 @@ class Stream(Protocol):
         """Run it behind all that came before, now or later; what it reads of the host must stay."""
         ...
 
+    def record(self) -> Event:
+        """The place behind all that came before."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until all that came before has run; raises what it has raised."""
         ...
 
+    def close(self) -> None:
+        """Take no more work."""
+        ...
+
 
 class InlineStream:
-    """Runs work at once."""
+    """Runs work at once; nothing is ever left to wait for."""
 
     def run(self, work: Work) -> None:
         work()
 
+    def record(self) -> Event:
+        return _Passed()
+
     def synchronize(self) -> None:
-        """Nothing is ever left to wait for."""
+        """Nothing to wait for."""
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+class _Passed:
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class ThreadStream:
+    """Runs work in one thread of its own.
+
+    Once work has raised, all behind it is dropped until somebody waits, who gets the exception.
+
+    Args:
+        delay: called in the thread before each piece of work; for tests of other timings.
+    """
+
+    def __init__(self, delay: Work | None = None) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="graphengine-stream")
+        self._delay = delay
+        self._last: Future[None] | None = None
+
+    def run(self, work: Work) -> None:
+        self._last = self._thread.submit(_run, self._last, self._delay, work)
+
+    def record(self) -> Event:
+        return _Place(self, self._last)
+
+    def synchronize(self) -> None:
+        self.record().wait()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def wait_for(self, future: Future[None]) -> None:
+        """Until this piece of work has run; raises, once, what came before it has raised."""
+        try:
+            future.result()
+        finally:
+            if future is self._last:
+                self._last = None  # work behind it does not fail with it any more
+
+
+class _Place:
+    def __init__(self, stream: ThreadStream, future: Future[None] | None) -> None:
+        self._stream = stream
+        self._future = future
+
+    def wait(self) -> None:
+        if self._future is not None:
+            self._stream.wait_for(self._future)
+
+
+def _run(before: Future[None] | None, delay: Work | None, work: Work) -> None:
+    if before is not None:
+        before.result()  # raises what it has raised
+    if delay is not None:
+        delay()
+    work()

@@ -15,7 +15,7 @@ from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
 from graphengine.sampled import Sampled
 from graphengine.scheduler import PrefillChunk, StepPlan
-from graphengine.tracing import DRAFT, traced
+from graphengine.tracing import DRAFT, PREFILL, traced
 from proposers.base import CacheRows, Commit, Draft, ProposeInputs, Proposer
 from proposers.device import ModelProposer, PrefillInputs
 
@@ -43,6 +43,7 @@ class Drafting:
         self._manager = manager
         self._vocab_size = vocab_size
 
+    @traced(PREFILL)
     def prefill(self, chunks: Sequence[PrefillChunk]) -> IntArray | None:
         """Let the proposer fill its KV of chunks that the target has run.
 

@@ -7,21 +7,23 @@ drafts, not how they were scheduled or proposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from capture.compile import PieceCompiler
 from capture.config import CaptureConfig
+from capture.edge import Edge, HostViews
 from capture.manager import Capturable, CaptureManager
 from capture.shapes import ShapeKey
+from capture.stream import Stream
 from graphengine import step_batch
 from graphengine.attention.base import plan
 from graphengine.captured_step import make_buffers, make_steps
+from graphengine.frame import Frame
 from graphengine.kernels import library
 from graphengine.models.block import ForwardBuffers, ForwardInputs
 from graphengine.models.decoder import DecoderWeights
@@ -32,7 +34,7 @@ from graphengine.opset_choice import make_opset
 from graphengine.probe import VerifierShape
 from graphengine.prompt_logprobs import PromptLogprobs
 from graphengine.request import Request
-from graphengine.request_state import IntArray, RequestState
+from graphengine.request_state import RequestState
 from graphengine.resolve import (
     CUSTOM,
     GREEDY,
@@ -43,16 +45,20 @@ from graphengine.resolve import (
     ResolvedConfig,
 )
 from graphengine.scheduler import PrefillChunk
-from graphengine.tracing import PLAN, traced
+from graphengine.tracing import PLAN, PREFILL, traced
 from proposers.base import Draft
+
+LIKELY = ("logprob_ids", "logprob_values", "logprob_ranks")
 
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """A cell's inputs, as numpy writes them and as attention plans them."""
+    """A cell's buffers, and what is made of them once."""
 
-    inputs: step_batch.HostViews
-    forward: ForwardInputs
+    views: Mapping[str, torch.Tensor]
+    forward: ForwardInputs  # as attention plans them
+    # as the host writes them, by tier and area of the edge
+    inputs: dict[tuple[str, int], HostViews] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -64,6 +70,7 @@ class ModelRunner:
         kv_caches: one tensor a layer.
         capture: capture configuration.
         state: the persistent request rows that steps gather from.
+        stream: where steps run.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class ModelRunner:
         *,
         capture: CaptureConfig,
         state: RequestState,
+        stream: Stream,
     ) -> None:
         self.sizes = resolved.sizes
         self.compiler = PieceCompiler("inductor" if capture.compile == "inductor" else "off")
@@ -97,17 +105,13 @@ class ModelRunner:
             ),
             prepare=self._prepare,
             run_program=library.load().run_calls,
+            stream=stream,
         )
+        self.edge = Edge(self.buffers, stream)
+        self.stream = stream
         self._state = state
         self._cells: dict[ShapeKey, _Cell] = {}
-        self._last: ShapeKey | None = None
-        self._inputs = (
-            *step_batch.SAMPLED_INPUTS,
-            *(step_batch.REJECTION_INPUTS if self.sizes.rejection else ()),
-            *(step_batch.CUSTOM_INPUTS if self.sizes.custom_logits else ()),
-        )
-        rows = self.sizes.num_state_rows
-        self._packed = self.buffers.whole("packed").view(rows, -1).numpy()
+        self._packed = self.buffers.whole("packed").view(self.sizes.num_state_rows, -1)
         self._prompt_logprobs = PromptLogprobs(self.decoder, self.opset)
 
     @property
@@ -136,10 +140,9 @@ class ModelRunner:
         self.manager.capture_all(progress)
         for num_rows in (1, 2):  # torch compiles a piece for one row, and for any more
             views = self.buffers.prefill(num_reqs=1, num_tokens=num_rows)
-            host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
             for name in step_batch.PREFILL_INPUTS:
-                host[name][...] = self.buffers.specs[name].fill
-            host["query_start_loc"][1] = num_rows
+                views[name].fill_(self.buffers.specs[name].fill)
+            views["query_start_loc"][1] = num_rows
             inputs = ForwardInputs.of(views)
             plan(self.decoder.attention, inputs.attention)
             self.decoder.forward(inputs, ForwardBuffers.of(views))
@@ -147,16 +150,12 @@ class ModelRunner:
             self.manager.capture_proposer(proposer)
         self.compiler.finish_warmup()
 
-    def verify(self, requests: Sequence[Request], draft: Draft) -> IntArray:
-        """Run one decode step through the table.
+    def verify(self, requests: Sequence[Request], draft: Draft) -> Frame:
+        """Launch one decode step through the table.
 
         Args:
             requests: [num_reqs] in batch order, their state rows up to date.
             draft: of these requests. Its distributions are looked at by rejection alone.
-
-        Returns:
-            int32 [num_reqs, k_max + 3], a view of the output buffer, valid until the next step:
-            number of emitted tokens, how many of them were drafts, then their ids, -1 beyond.
         """
         probs = None if draft.probs is None else draft.probs.detach().numpy()
         batch = step_batch.DecodeBatch(requests, draft.token_ids, draft.num_draft_tokens, probs)
@@ -164,66 +163,61 @@ class ModelRunner:
         if tier == CUSTOM:
             self._replay(batch, LOGITS)
             self.manager.count_eager("logits_processors")
-        self._replay(batch, tier)
-        return self._packed[: len(requests)]
+        key = self._replay(batch, tier)
+        likely = None
+        if tier in (LOGPROBS, CUSTOM):
+            views = self.buffers.cell(key)
+            ids, values, ranks = (self.edge.read(views[name]) for name in LIKELY)
+            likely = (ids, values, ranks)
+        return Frame(key, len(requests), self.edge.read(self._packed), likely)
 
-    def _replay(self, batch: step_batch.DecodeBatch, tier: str) -> None:
+    def _replay(self, batch: step_batch.DecodeBatch, tier: str) -> ShapeKey:
         """Write a cell's inputs and replay it."""
         key = self._plan(batch, tier)
         num_reqs = len(batch.requests)
         num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
         self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
-        self._last = key
+        return key
 
     @traced(PLAN)
     def _plan(self, batch: step_batch.DecodeBatch, tier: str) -> ShapeKey:
-        """Write the inputs of the batch's cell, and plan attention over them."""
+        """Write and send the inputs of the batch's cell, and plan attention over them."""
         key = self.manager.dispatch(len(batch.requests), batch.longest, tier)
         cell, state = self._cell(key), self._state
-        step_batch.write_decode(cell.inputs, key, state, batch)
-        host = step_batch.decode_rows(cell.inputs, key, state, batch.requests)
+        inputs = self._inputs_of(cell, tier)
+        step_batch.write_decode(inputs, key, state, batch)
+        host = step_batch.decode_rows(inputs, key, state, batch.requests)
         if tier != LOGITS:  # from here on a request's own functions may drop requests
             state.launched(batch.requests)
         if tier not in (GREEDY, LOGITS):
-            step_batch.write_sampled(cell.inputs, key, state, batch)
+            step_batch.write_sampled(inputs, key, state, batch)
             if self.sizes.rejection:
-                step_batch.write_draft_probs(cell.inputs, key, batch)
+                step_batch.write_draft_probs(inputs, key, batch)
         if tier == CUSTOM:  # the cell of the first half has left its logits in the same storage
-            logits = self.buffers.cell(key)["logits"]
-            step_batch.write_custom(cell.inputs, key, batch, logits)
+            logits = self.edge.read(cell.views["logits"]).wait()
+            step_batch.write_custom(inputs, key, batch, logits)
         self.decoder.attention.plan(cell.forward.attention, host)
+        self.edge.send(cell.views, inputs)
         return key
 
+    @traced(PREFILL)
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Fill the KV rows of prompt chunks; outside the table, counted."""
         for part in split_chunks(chunks, MAX_PREFILL_ROWS, self.sizes.num_state_rows):
             num_tokens = sum(chunk.num_tokens for chunk in part)
             views = self.buffers.prefill(num_reqs=len(part), num_tokens=num_tokens)
-            host = step_batch.host_views(views, step_batch.PREFILL_INPUTS)
+            self.edge.begin()
+            host = self.edge.views(views, step_batch.PREFILL_INPUTS)
             step_batch.write_prefill(host, self._state, part)
             longest = max(chunk.num_tokens for chunk in part)
-            inputs = ForwardInputs.of(views, longest)
+            inputs, buffers = ForwardInputs.of(views, longest), ForwardBuffers.of(views)
             self.decoder.attention.plan(inputs.attention, step_batch.prefill_rows(host, part))
-            buffers = ForwardBuffers.of(views)
-            self.decoder.forward(inputs, buffers)
-            self._prompt_logprobs.collect(buffers, part)
+            self.edge.send(views, host)
+            self.stream.run(partial(self.decoder.forward, inputs, buffers))
+            if any(chunk.request.needs_whole_prompt for chunk in part):
+                self.stream.synchronize()
+                self._prompt_logprobs.collect(buffers, part)
             self.manager.count_eager("prefill")
-
-    def last_logprobs(self, num_reqs: int) -> tuple[npt.NDArray[Any], ...]:
-        """Ids, values and ranks of the latest replay, which was of a tier that has them.
-
-        [num_reqs, query_len, MAX_LOGPROBS + 1] twice and [num_reqs, query_len]; views, valid until
-        the next step.
-        """
-        assert self._last is not None, "nothing has been replayed"
-        assert self._last.tier in (LOGPROBS, CUSTOM), (
-            f"a cell without log-probabilities: {self._last}"
-        )
-        views = self.buffers.cell(self._last)
-        shape = (self._last.num_reqs, self._last.query_len, -1)
-        names = ("logprob_ids", "logprob_values", "logprob_ranks")
-        ids, values, ranks = (views[name].numpy().reshape(shape)[:num_reqs] for name in names)
-        return ids, values, ranks[:, :, 0]
 
     def last_logits(self, key: ShapeKey) -> torch.Tensor:
         """Logits [num_reqs, query_len, vocab] fp32 of the latest replay, which must be of `key`.
@@ -235,6 +229,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, so that their memory is free at once."""
+        self.stream.close()
         self.manager.close()
         self._cells.clear()
         self.buffers.release()
@@ -243,22 +238,40 @@ class ModelRunner:
         del self.layers, self.hidden_states, self.opset
 
     def _cell(self, key: ShapeKey) -> _Cell:
-        cell = self._cells.get(key)
-        if cell is None:
+        if key not in self._cells:
             views = self.buffers.cell(key)
-            host = step_batch.host_views(views, self._inputs)
-            cell = self._cells[key] = _Cell(host, ForwardInputs.of(views))
-        return cell
+            self._cells[key] = _Cell(views, ForwardInputs.of(views))
+        return self._cells[key]
+
+    def _inputs_of(self, cell: _Cell, tier: str) -> HostViews:
+        """Host arrays of what a step of a tier is told, to be written and sent."""
+        self.edge.begin()
+        area = self.edge.area
+        if (tier, area) not in cell.inputs:
+            cell.inputs[tier, area] = self.edge.views(cell.views, self._names(tier))
+        return cell.inputs[tier, area]
+
+    def _names(self, tier: str) -> Sequence[str]:
+        if tier in (GREEDY, LOGITS):
+            return step_batch.DECODE_INPUTS
+        return (
+            *step_batch.SAMPLED_INPUTS,
+            *(step_batch.REJECTION_INPUTS if self.sizes.rejection else ()),
+            *(step_batch.CUSTOM_INPUTS if tier == CUSTOM else ()),
+        )
 
     def _prepare(self, key: ShapeKey, variant: int) -> None:
         """Inputs of a plausible batch for warm-up and capture: all rows live in the null block."""
-        views = self._cell(key).inputs
-        for name in self._inputs:
+        cell = self._cell(key)
+        views = self._inputs_of(cell, key.tier)
+        for name in views:
             views[name][...] = self.buffers.specs[name].fill
         views["query_start_loc"][:] = np.arange(key.num_reqs + 1) * key.query_len
         views["query_len"][0] = key.query_len
         views["draft_token_ids"][:] = variant
         views["allowed_drafts"][: key.num_reqs] = (key.query_len - 1) * variant
+        self.edge.send(cell.views, views)
+        self.stream.synchronize()
 
 
 def tier_of(requests: Iterable[Request]) -> str:

@@ -68,15 +68,16 @@ class PromptLogprobs:
         logits = self._logits[:num_rows]
         self._decoder.logits(logits, buffers.hidden, buffers.normed)
         following = request.prompt_token_ids[position + 1 : position + 1 + num_rows]
+        device, width = logits.device, MAX_LOGPROBS + 1
         views = {
             "logits": logits,
-            "target_ids": torch.tensor(following, dtype=torch.int32),
-            "logprob_ids": torch.empty(num_rows, MAX_LOGPROBS + 1, dtype=torch.int32),
-            "logprob_values": torch.empty(num_rows, MAX_LOGPROBS + 1),
-            "logprob_ranks": torch.empty(num_rows, dtype=torch.int32),
+            "target_ids": torch.tensor(following, dtype=torch.int32, device=device),
+            "logprob_ids": torch.empty(num_rows, width, dtype=torch.int32, device=device),
+            "logprob_values": torch.empty(num_rows, width, device=device),
+            "logprob_ranks": torch.empty(num_rows, dtype=torch.int32, device=device),
         }
         self._logprobs(views)
-        ids, values = views["logprob_ids"].numpy(), views["logprob_values"].numpy()
+        ids, values = views["logprob_ids"].cpu().numpy(), views["logprob_values"].cpu().numpy()
         ranks = views["logprob_ranks"].tolist()
         known.extend(
             read_logprobs(ids[row], values[row], ranks[row], number) for row in range(num_rows)

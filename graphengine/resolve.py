@@ -100,6 +100,7 @@ def resolve(
     device = resolve_device(config.device)
     resolve_graph_kind(config.capture, device)
     speculative = SpeculativeConfig.resolve(config.speculative)
+    _check_async_steps(config, speculative)
     max_draft_tokens = 0 if speculative is None else speculative.max_draft_tokens
     max_model_len = _resolve_max_model_len(config, model)
     batched = _resolve_batched_tokens(config, max_model_len, max_draft_tokens)
@@ -144,6 +145,14 @@ def resolve(
         ),
         draft=draft,
     )
+
+
+def _check_async_steps(config: EngineConfig, speculative: SpeculativeConfig | None) -> None:
+    if config.async_steps and speculative is not None:
+        raise ValueError(
+            f"async_steps={config.async_steps}: proposer {speculative.method!r} needs the tokens "
+            'of a step on the host before the next; use async_steps=0, or speculative="off"'
+        )
 
 
 def _resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphengine.model_runner import ModelRunner
+from graphengine.frame import Frame
 from graphengine.sampling.logprobs import Logprob, read_logprobs
 from graphengine.scheduler import ScheduledDecode
 from proposers.base import Draft
@@ -38,16 +38,16 @@ class Sampled:
 def read_sampled(
     decodes: Sequence[ScheduledDecode],
     draft: Draft,
-    packed: Sequence[list[int]],
-    runner: ModelRunner,
+    frame: Frame,
 ) -> list[Sampled]:
-    """Read what `runner` has just verified.
+    """Wait for what a step has verified, and read it.
 
     Args:
         decodes: `[num_reqs]`, in the order of the batch.
         draft: what was verified, in that order.
-        packed: `[num_reqs]` rows: number of tokens, how many were drafts, then the ids.
+        frame: of the step.
     """
+    packed = frame.packed().tolist()
     lengths = draft.num_draft_tokens.tolist()
     cached = [None] * len(decodes) if draft.draft_kv_lens is None else draft.draft_kv_lens.tolist()
     sampled = [
@@ -57,7 +57,7 @@ def read_sampled(
     wanted = [decode.request.params.logprobs for decode in decodes]
     if all(number is None for number in wanted):
         return sampled
-    ids, values, ranks = runner.last_logprobs(len(decodes))
+    ids, values, ranks = frame.logprobs()
     return [
         item
         if number is None

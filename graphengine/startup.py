@@ -13,7 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from capture.cuda import CudaStream
 from capture.manager import check_memory_budget
+from capture.stream import InlineStream, Stream, ThreadStream
 from graphengine.config import EngineConfig
 from graphengine.draft_runtime import EngineDraftRuntime
 from graphengine.kernels import library
@@ -113,11 +117,14 @@ def start(
         weights = _load(opened, resolved, progress)
     sizes = resolved.sizes
     with times.phase("buffers"):
+        stream = make_stream(resolved.device, config.async_steps)
         state = RequestState(
             max_num_seqs=sizes.max_num_seqs,
             max_model_len=sizes.max_model_len,
             block_size=sizes.block_size,
             vocab_size=resolved.model.vocab_size,
+            device=resolved.device,
+            stream=stream,
         )
         caches = kv_cache.allocate(
             kv_cache.model_layers(resolved.model),
@@ -126,7 +133,9 @@ def start(
             block_size=sizes.block_size,
             device=resolved.device,
         )
-        runner = ModelRunner(resolved, weights, caches, capture=config.capture, state=state)
+        runner = ModelRunner(
+            resolved, weights, caches, capture=config.capture, state=state, stream=stream
+        )
     if proposer is None and resolved.speculative is not None:
         with times.phase("proposer"):
             proposer = _make_proposer(resolved, runner)
@@ -203,6 +212,13 @@ def _check_numerics(runner: ModelRunner, config: EngineConfig, times: StartTimes
             max_model_len=runner.sizes.max_model_len,
         )
         times.cached["numerics"] = report.cached
+
+
+def make_stream(device: torch.device, async_steps: int) -> Stream:
+    """Where steps run: at once, or behind the host's back."""
+    if device.type == "cuda":
+        return CudaStream(device)
+    return ThreadStream() if async_steps else InlineStream()
 
 
 def _load(

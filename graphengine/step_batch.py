@@ -8,14 +8,14 @@ of it by the step itself. Reads request rows, never changes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from capture.edge import Array, HostViews
 from capture.shapes import ShapeKey
 from graphengine.attention.base import HostRows
 from graphengine.request import Request
@@ -25,12 +25,6 @@ from graphengine.sampling.verifier import NO_STOP
 from graphengine.scheduler import PrefillChunk
 
 Tensor = torch.Tensor
-HostViews = Mapping[str, npt.NDArray[Any]]
-
-
-def host_views(views: Mapping[str, torch.Tensor], names: Sequence[str]) -> HostViews:
-    """Numpy views of static buffers on the host."""
-    return {name: views[name].numpy() for name in names}
 
 
 def prefill_rows(views: HostViews, chunks: Sequence[PrefillChunk]) -> HostRows:
@@ -135,7 +129,7 @@ def write_sampled(views: HostViews, key: ShapeKey, state: RequestState, batch: D
     masks[len(rows) :] = -1
 
 
-def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Tensor) -> None:
+def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Array) -> None:
     """Fill what the step goes on from: the model's logits, and those that hooks make of them.
 
     Comes after `write_sampled`.
@@ -146,8 +140,8 @@ def write_custom(views: HostViews, key: ShapeKey, batch: DecodeBatch, logits: Te
     Raises:
         ValueError: see `apply_logits_processors`.
     """
-    views["raw_logits"][:] = logits.numpy()
-    views["custom_logits"][:] = logits.numpy()
+    views["raw_logits"][:] = logits
+    views["custom_logits"][:] = logits
     custom = views["custom_logits"].reshape(key.num_reqs, key.query_len, -1)
     masks = views["mask"].reshape(key.num_reqs, key.query_len, -1)
     for index, request in enumerate(batch.requests):

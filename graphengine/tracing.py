@@ -19,10 +19,10 @@ STEP: Final = "step"  # around all others
 SCHEDULE: Final = "schedule"
 PREFILL: Final = "prefill"
 DRAFT: Final = "draft"
-VERIFY: Final = "verify"
+VERIFY: Final = "verify"  # launching it, and reading what it brought
 PLAN: Final = "plan"  # inside verify: inputs written, attention planned
 COMMIT: Final = "commit"
-EMIT: Final = "emit"
+EMIT: Final = "emit"  # inside commit
 PHASES: Final = (SCHEDULE, PREFILL, DRAFT, VERIFY, PLAN, COMMIT, EMIT)
 
 P = ParamSpec("P")

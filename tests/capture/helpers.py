@@ -17,6 +17,7 @@ from capture.graph import Graph
 from capture.manager import CaptureManager
 from capture.ops import PythonOp
 from capture.shapes import ShapeKey, ShapeTable
+from capture.stream import InlineStream
 from capture.tape import TapeGraph
 from graphengine.kernels import library
 from graphengine.kernels.ops import native_op
@@ -176,6 +177,7 @@ def make_manager(
         steps={TIER: fn or bench.step},
         prepare=bench.prepare,
         run_program=library.load().run_calls,
+        stream=InlineStream(),
     )
     return manager, bench
 

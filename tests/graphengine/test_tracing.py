@@ -26,7 +26,7 @@ def _profile() -> torch.profiler.profile:
 def test_a_step_has_every_phase_once_and_inside_it(tmp_path: Path) -> None:
     """Guards against a phase that a table then misses, or one that is counted to another."""
     config = EngineConfig(
-        max_num_seqs=1, speculative=SpeculativeConfig("ngram", max_draft_tokens=1)
+        max_num_seqs=2, speculative=SpeculativeConfig("ngram", max_draft_tokens=1)
     )
     engine = Engine(make_checkpoint(tmp_path / "tiny"), config)
     engine.add_request("one", [1, 2, 3, 1, 2], SamplingParams(max_tokens=8, ignore_eos=True))
@@ -41,14 +41,16 @@ def test_a_step_has_every_phase_once_and_inside_it(tmp_path: Path) -> None:
     ranges = _ranges(profile)
     names = [name for name, _, _ in ranges]
     assert names.count(tracing.STEP) == 1
-    bounds = {name: (start, end) for name, start, end in ranges}
+    bounds = {name: (start, end) for name, start, end in reversed(ranges)}  # the first of each
     first, last = bounds[tracing.STEP]
     assert all(first <= start <= end <= last for _, start, end in ranges)
-    in_order = (tracing.SCHEDULE, tracing.VERIFY, tracing.COMMIT, tracing.EMIT)
+    in_order = (tracing.SCHEDULE, tracing.PREFILL, tracing.DRAFT, tracing.VERIFY, tracing.COMMIT)
     for before, after in itertools.pairwise(in_order):
         assert bounds[before][1] <= bounds[after][0], f"{before} is not over when {after} begins"
-    plan, verify = bounds[tracing.PLAN], bounds[tracing.VERIFY]
-    assert verify[0] <= plan[0] <= plan[1] <= verify[1]
+    for outer, inner in ((tracing.VERIFY, tracing.PLAN), (tracing.COMMIT, tracing.EMIT)):
+        begin, end = bounds[inner]
+        assert bounds[outer][0] <= begin <= end <= bounds[outer][1], f"{inner} is not in {outer}"
+    assert names.count(tracing.VERIFY) == 2  # launched, and read
     assert names.count(tracing.DRAFT) == 2  # drafting, and hearing what came of it
     assert set(names) == {tracing.STEP, *tracing.PHASES}
 

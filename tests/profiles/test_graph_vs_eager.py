@@ -49,13 +49,12 @@ def test_modes_differ_in_launches_alone(
         counts = [(one["launches"], one["graph_launches"]) for one in totals]
         assert counts == [(counts[0][0], 0), (counts[0][0], 0), (0, 1)]
         assert counts[0][0] > 20  # two layers, and what is before and behind them
-        assert totals[0]["ops"] > 0  # views made anew
-        assert totals[1]["ops"] == totals[2]["ops"] == 0
+        assert totals[0]["ops"] > totals[1]["ops"] == totals[2]["ops"]  # views made anew
         for row, total in zip((eager, compiled, tape), totals, strict=True):
             assert 0 < total["device_us"] <= total["host_us"]
             phases = {one["phase"]: one for one in row["profile"]["rows"]}
             assert phases[VERIFY]["device_us"] == total["device_us"]
-            assert phases[PREFILL]["launches"] == 0
+            assert PREFILL not in phases  # all of it was before
             assert row["ratio"]["num_values"] == 6
         assert (eager["ratio"]["low"], eager["ratio"]["high"]) == (1, 1)
     text = out.with_suffix(".md").read_text()

@@ -241,8 +241,9 @@ def _function_budget(where: str, function: FunctionNode, name: str) -> Iterator[
     if lines > MAX_FUNCTION_LINES:
         message = f"{name} has {lines} lines, over {MAX_FUNCTION_LINES}"
         yield Violation(path=where, line=function.lineno, message=message)
-    # A command's parameters are its flags, and an overload repeats its implementation's.
-    if {"command", "callback", "overload"} & _decorators(function):
+    # A command's parameters are its flags, an overload repeats its implementation's, and a Triton
+    # kernel takes no structs.
+    if {"command", "callback", "overload", "jit"} & _decorators(function):
         return
     parameters = _parameters(function)
     if parameters > MAX_PARAMETERS and (where, name) not in PARAMETERS_EXEMPT:

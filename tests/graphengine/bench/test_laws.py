@@ -106,13 +106,18 @@ def test_drafts_that_are_all_accepted_late_are_caught(engine_of: Callable[[], En
     real = engine.runner.verify
 
     def verify(requests: Any, draft: Any) -> Any:
-        packed = real(requests, draft).copy()
+        frame = real(requests, draft)
+        packed = frame.packed()
         drafts, lengths = draft.token_ids, draft.num_draft_tokens
         for row, (request, length) in enumerate(zip(requests, lengths.tolist(), strict=True)):
             count = min(length, request.limit - request.num_tokens)
             if request.num_output_tokens >= 3 and count:
                 packed[row] = [count, count, *drafts[row, :count], *[-1] * (3 - count)]
-        return packed
+                device, place = engine.state.device, engine.state.row_of(request)
+                known = torch.tensor([*request.token_ids, *drafts[row, :count]])
+                device.token_ids[place, : len(known)] = known
+                device.num_tokens[place] = len(known)
+        return frame  # whose numbers these are
 
     engine.runner.verify = verify  # type: ignore[method-assign]
     found = run(engine, params=replace(PARAMS, max_tokens=8, stop_token_ids=()))

@@ -165,15 +165,25 @@ class Harness:
         assert stats.padding_rows == self.num_padding_rows
         for request in self.engine.scheduler.running:
             assert self.engine.state.history(request).tolist() == request.token_ids
+            self._check_device_row(request)
             if request.params.has_penalties:
                 self._check_counts(request)
+
+    def _check_device_row(self, request: Request) -> None:
+        """The step's own row of a request holds its tokens."""
+        state = self.engine.state
+        device, row = state.device, state.row_of(request)
+        if state._num_unread[row]:
+            return  # a step that broke off; the next one starts the row anew
+        known = device.token_ids[row, : int(device.num_tokens[row])].tolist()
+        assert known == request.token_ids
 
     def _check_counts(self, request: Request) -> None:
         """The penalties' tables are what counting the request's tokens gives."""
         state = self.engine.state
         sampler, row = state.device.sampler, state.row_of(request)
         if state._num_unread[row]:
-            return  # a step that broke off; the next one starts the row anew
+            return
         counted = np.bincount(request.output_token_ids, minlength=sampler.vocab_size)
         assert sampler.counts[row].tolist() == counted.tolist()
         in_prompt = np.flatnonzero(sampler.in_prompt[row].numpy())
@@ -254,13 +264,14 @@ class Harness:
             start, stop = request.kv_len, request.kv_len + 1 + num_draft_tokens
             assert stop < self.engine.resolved.sizes.max_model_len, "a row at the context limit"
             self._written.update(slots(self.engine.kv, request, start, stop))
-        packed = self._verify(batch, draft)
+        frame = self._verify(batch, draft)
+        packed = frame.packed()
         for (count, accepted, *ids), draft in zip(packed.tolist(), drafts.tolist(), strict=True):
             common = [a == b for a, b in zip(ids[:count], draft, strict=False)]
             assert accepted == [*common, False].index(False)
         if self.keep_logits:
             self._remember_logits(batch, packed, int(lengths.max(initial=0)))
-        return packed
+        return frame
 
     def _remember_logits(self, batch: list[Request], packed: Any, longest: int) -> None:
         runner = self.engine.runner

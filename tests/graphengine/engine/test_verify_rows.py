@@ -123,7 +123,8 @@ def emitted(
     key = ShapeKey(MAX_NUM_SEQS, K + 1, SAMPLED)
     views = buffers.cell(key)
     names = (*step_batch.SAMPLED_INPUTS, *step_batch.REJECTION_INPUTS)
-    host = step_batch.host_views(views, names if sizes.rejection else step_batch.SAMPLED_INPUTS)
+    written = names if sizes.rejection else step_batch.SAMPLED_INPUTS
+    host = {name: views[name].numpy() for name in written}
     stepped = step_batch.DecodeBatch(requests, drafts, lengths, probs)
     step_batch.write_decode(host, key, state, stepped)
     step_batch.write_sampled(host, key, state, stepped)
