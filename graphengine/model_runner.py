@@ -23,6 +23,7 @@ from capture.stream import Stream
 from graphengine import step_batch
 from graphengine.attention.base import HostRows, plan
 from graphengine.captured_step import make_buffers, make_steps
+from graphengine.config import is_native
 from graphengine.frame import Frame
 from graphengine.kernels import library
 from graphengine.models.block import ForwardBuffers, ForwardInputs
@@ -46,6 +47,7 @@ from graphengine.resolve import (
 )
 from graphengine.scheduler import PrefillChunk
 from graphengine.target_attention import make_target_attention
+from graphengine.tracing import PLAN, PREFILL, traced
 from proposers.base import Draft
 
 LIKELY = ("logprob_ids", "logprob_values", "logprob_ranks")
@@ -94,6 +96,7 @@ class ModelRunner:
         )
         self.verifier = self.opset.verifier()
         self.buffers = make_buffers(resolved.model, self.sizes, resolved.device, resolved.draft)
+        native = is_native(capture, resolved.device)
         self.manager = CaptureManager(
             resolved.table,
             self.buffers,
@@ -107,7 +110,7 @@ class ModelRunner:
                 rejection=self.sizes.rejection,
             ),
             prepare=self._prepare,
-            run_program=_run_native,
+            run_program=library.load().run_calls if native else _no_native_calls,
             stream=stream,
         )
         self.edge = Edge(self.buffers, stream)
@@ -176,8 +179,16 @@ class ModelRunner:
 
     def _replay(self, batch: step_batch.DecodeBatch, tier: str) -> ShapeKey:
         """Write a cell's inputs and replay it."""
+        key = self._plan(batch, tier)
         num_reqs = len(batch.requests)
-        key = self.manager.dispatch(num_reqs, batch.longest, tier)
+        num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
+        self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
+        return key
+
+    @traced(PLAN)
+    def _plan(self, batch: step_batch.DecodeBatch, tier: str) -> ShapeKey:
+        """Write and send the inputs of the batch's cell, and plan attention over them."""
+        key = self.manager.dispatch(len(batch.requests), batch.longest, tier)
         self.manager.make_ready(key)
         cell, state = self._cell(key), self._state
         inputs = self._inputs_of(cell, tier)
@@ -194,10 +205,9 @@ class ModelRunner:
             step_batch.write_custom(inputs, key, batch, logits)
         self.decoder.attention.plan(cell.forward.attention, host)
         self.edge.send(cell.views, inputs)
-        num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
-        self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         return key
 
+    @traced(PREFILL)
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Fill the KV rows of prompt chunks; outside the table, counted."""
         for part in split_chunks(chunks, MAX_PREFILL_ROWS, self.sizes.num_state_rows):
@@ -278,8 +288,8 @@ class ModelRunner:
         self.decoder.attention.plan(cell.forward.attention, host)
 
 
-def _run_native(address: int, num_calls: int) -> None:
-    library.load().run_calls(address, num_calls)
+def _no_native_calls(address: int, num_calls: int) -> None:
+    raise AssertionError(f"{num_calls} native calls in a step without native ops")
 
 
 def tier_of(requests: Iterable[Request]) -> str:
