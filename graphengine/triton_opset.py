@@ -16,7 +16,7 @@ import torch
 import triton
 
 from capture.compile import PieceCompiler
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.attention.base import AttentionShape
 from graphengine.attention.triton import TritonAttention
 from graphengine.device_rows import DeviceRows
@@ -103,7 +103,7 @@ class TritonOpSet:
         return attention
 
     def verifier(self) -> GreedyVerify:
-        return PythonOp("greedy_verify", greedy_verify)
+        return CompiledOp("greedy_verify", greedy_verify)
 
     def sampler(self, state: SamplerState, *, rejection: bool) -> CellOp:
         return TritonSampler(state, rejection=rejection)
@@ -115,7 +115,7 @@ class TritonOpSet:
         return TritonLogprobs()
 
     def store_slots(self) -> StoreSlots:
-        return PythonOp("store_slots", store_slots)
+        return CompiledOp("store_slots", store_slots)
 
     def draft_ops(
         self,
