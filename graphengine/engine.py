@@ -253,7 +253,7 @@ class Engine:
     def capture_report(self) -> str:
         """The shape table as captured, printable. Raises RuntimeError where it is closed."""
         self._check_open()
-        return f"{self.runner.manager.report()}\nnumerics {self.config.numerics}"
+        return f"{self.runner.report()}\nnumerics {self.config.numerics}"
 
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
