@@ -18,7 +18,14 @@ import typer
 
 from capture.config import CaptureConfig, CompileMode, GraphKind
 from graphengine.cli.console import start_progress
-from graphengine.config import OFF, CacheConfig, EngineConfig, Numerics, SpeculativeConfig
+from graphengine.config import (
+    OFF,
+    AttentionKind,
+    CacheConfig,
+    EngineConfig,
+    Numerics,
+    SpeculativeConfig,
+)
 from graphengine.engine import Engine
 from graphengine.models.loader import open_model
 from graphengine.models.locate import DEMO_MODEL
