@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 GraphKind = Literal["auto", "cuda", "compiled", "tape", "eager"]
-CompileMode = Literal["auto", "native", "inductor", "off"]
+CompileMode = Literal["auto", "native", "triton", "inductor", "off"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,23 +23,23 @@ class CaptureConfig:
     """How decode steps are captured.
 
     Args:
-        graph: launcher of the captured step. `auto` is `tape` on CPU. `cuda` needs a CUDA device.
+        graph: launcher of the captured step. `auto` is `cuda` on a CUDA device, else `tape`.
         num_reqs: ladder of batch sizes (requests, not tokens); None: the default ladder. The
             engine's `max_num_seqs` is always added.
         draft_lengths: ladder of draft lengths; None: 0, 1, 2, 3, 6 up to the configured maximum. 0
             and the maximum are always added.
         compile: how the step's small pieces run. `auto` is `native` on CPU (own C++ kernels, and
-            torch's compiler is not even imported); `inductor` compiles all glue with torch.compile;
-            `off` runs it uncompiled. Each is a numerics identity of its own, bit-equal only to
-            itself.
+            torch's compiler is not even imported) and `triton` on a CUDA device (own Triton
+            kernels); `inductor` compiles all glue with torch.compile; `off` runs it uncompiled.
+            Each is a numerics identity of its own, bit-equal only to itself.
         lazy: capture a cell on its first use instead of at start. The first use of a cell is then
             slow.
         memory_budget: bytes that static buffers and graphs may take; None: unlimited. Exceeding it
             is an error at start that names the need. A `lazy` cell that would exceed it later is
             launched uncaptured, with the same results, and counted in `eager_fallbacks`.
-        debug: at every replay tape graphs check addresses, poison scratch, and refuse ops that
-            sync, draw random numbers or keep memory; slow, for tests. The other kinds have nothing
-            to check.
+        debug: at every replay tape and CUDA graphs check addresses, poison scratch, and refuse
+            allocations and generators that move; tapes, too, ops that sync, draw random numbers or
+            keep memory. Slow, for tests. The other kinds have nothing to check.
     """
 
     graph: GraphKind = "auto"

@@ -12,12 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from capture.buffers import StaticBuffers
 from capture.config import CaptureConfig
+from capture.cuda import CudaGraph, CudaStream
 from capture.graph import CompiledGraph, EagerGraph, Graph, StepFn
 from capture.shapes import ShapeKey, ShapeTable
 from capture.stream import Stream
@@ -155,7 +157,9 @@ class CaptureManager:
         for key in warm_up_cells(keys):
             tier = self._tiers[key.tier]
             tier.prepare(key, 0)
-            tier.step(self.buffers.cell(key))
+            views = self.buffers.cell(key)
+            self._stream.run(partial(tier.step, views))
+        self._stream.synchronize()
         self._cells.extend(keys)
         if self.config.lazy:
             return
@@ -183,6 +187,11 @@ class CaptureManager:
         """The smallest cell of a captured tier that holds such a batch."""
         assert tier in self._tiers, f"tier {tier!r} is not captured: {sorted(self._tiers)}"
         return self.table.dispatch(num_reqs, num_draft_tokens, tier)
+
+    def make_ready(self, key: ShapeKey) -> None:
+        """Capture a cell that is still to be; before its inputs are written and planned for."""
+        if key not in self._graphs and self.config.lazy and not self._closed:
+            self._capture_late(key)
 
     def replay(self, key: ShapeKey, *, num_reqs: int, num_tokens: int) -> None:
         """Replay a cell whose inputs are in place, or on their way in the same stream.
@@ -250,6 +259,16 @@ class CaptureManager:
             return EagerGraph(tier.step, self.buffers, key)
         if self.kind == "compiled":
             return CompiledGraph(tier.step, self.buffers, key)
+        if self.kind == "cuda":
+            assert isinstance(self._stream, CudaStream), f"CUDA graphs in {self._stream!r}"
+            return CudaGraph(
+                tier.step,
+                self.buffers,
+                key,
+                prepare=lambda variant: tier.prepare(key, variant),
+                stream=self._stream,
+                debug=self.config.debug,
+            )
         return TapeGraph(
             tier.step,
             self.buffers,
@@ -315,9 +334,11 @@ def resolve_graph_kind(config: CaptureConfig, device: torch.device) -> str:
     Raises:
         ValueError: `cuda` where it cannot run.
     """
-    if config.graph == "cuda":
+    if config.graph == "cuda" and device.type != "cuda":
         raise ValueError(
             f"CaptureConfig.graph='cuda': not available on device {device}; use auto, tape, "
             "compiled or eager"
         )
-    return "tape" if config.graph == "auto" else config.graph
+    if config.graph == "auto":
+        return "cuda" if device.type == "cuda" else "tape"
+    return config.graph

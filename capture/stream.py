@@ -6,9 +6,8 @@ is how a CPU steps asynchronously; `CudaStream` of cuda.py is a GPU's. Knows not
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 Work = Callable[[], None]
@@ -66,59 +65,51 @@ class _Passed:
 class ThreadStream:
     """Runs work in one thread of its own.
 
-    Once work has raised, all behind it is dropped, and whoever waits gets the exception.
+    Once work has raised, all behind it is dropped until somebody waits, who gets the exception.
 
     Args:
         delay: called in the thread before each piece of work; for tests of other timings.
     """
 
     def __init__(self, delay: Work | None = None) -> None:
-        self._queue: SimpleQueue[Work | _ThreadEvent | None] = SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="graphengine-stream")
         self._delay = delay
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name="graphengine-stream", daemon=True)
-        self._thread.start()
+        self._last: Future[None] | None = None
 
     def run(self, work: Work) -> None:
-        self._queue.put(work)
+        self._last = self._thread.submit(_run, self._last, self._delay, work)
 
     def record(self) -> Event:
-        event = _ThreadEvent(self)
-        self._queue.put(event)
-        return event
+        return _Place(self, self._last)
 
     def synchronize(self) -> None:
         self.record().wait()
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
+        self._thread.shutdown()
 
-    def check(self) -> None:
-        """Raise, once, what work has raised; then the stream works again."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _serve(self) -> None:
-        while (work := self._queue.get()) is not None:
-            try:
-                if isinstance(work, _ThreadEvent):
-                    work.passed.set()
-                elif self._error is None:
-                    if self._delay is not None:
-                        self._delay()
-                    work()
-            except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
-                self._error = error
+    def wait_for(self, future: Future[None]) -> None:
+        """Until this piece of work has run; raises, once, what came before it has raised."""
+        try:
+            future.result()
+        finally:
+            if future is self._last:
+                self._last = None  # work behind it does not fail with it any more
 
 
-class _ThreadEvent:
-    def __init__(self, stream: ThreadStream) -> None:
-        self.passed = threading.Event()
+class _Place:
+    def __init__(self, stream: ThreadStream, future: Future[None] | None) -> None:
         self._stream = stream
+        self._future = future
 
     def wait(self) -> None:
-        self.passed.wait()
-        self._stream.check()
+        if self._future is not None:
+            self._stream.wait_for(self._future)
+
+
+def _run(before: Future[None] | None, delay: Work | None, work: Work) -> None:
+    if before is not None:
+        before.result()  # raises what it has raised
+    if delay is not None:
+        delay()
+    work()

@@ -87,6 +87,26 @@ def record_step(fn: StepFn, buffers: StaticBuffers, key: ShapeKey) -> Tape:
     return tape
 
 
+def record_checked(
+    fn: StepFn, buffers: StaticBuffers, key: ShapeKey, prepare: Callable[[int], None]
+) -> Tape:
+    """Record the step for two batches and for garbage, and hold the recordings to be the same.
+
+    Leaves every buffer at its fill. Raises CaptureError as `record_step`, and where they differ.
+    """
+    prepare(0)
+    buffers.clear(("scratch", "output"))
+    tape = record_step(fn, buffers, key)
+    prepare(1)
+    tape.check_same(record_step(fn, buffers, key))
+    # What `prepare` leaves alike may not steer the step either. No op runs, so garbage is safe.
+    for largest in (False, True):
+        buffers.poison(("input", "scratch", "output"), largest=largest)
+        tape.check_same(record_step(fn, buffers, key))
+    buffers.clear(("input", "scratch", "output"))
+    return tape
+
+
 class TapeGraph:
     """A recorded step.
 
@@ -117,16 +137,7 @@ class TapeGraph:
         run_program: ProgramRunner,
         debug: bool = False,
     ) -> None:
-        prepare(0)
-        buffers.clear(("scratch", "output"))
-        tape = record_step(fn, buffers, key)
-        prepare(1)
-        tape.check_same(record_step(fn, buffers, key))
-        # What `prepare` leaves alike may not steer the step either. No op runs, so garbage is safe.
-        for largest in (False, True):
-            buffers.poison(("input", "scratch", "output"), largest=largest)
-            tape.check_same(record_step(fn, buffers, key))
-        buffers.clear(("input", "scratch", "output"))
+        tape = record_checked(fn, buffers, key, prepare)
         self._buffers = buffers
         self._addresses = buffers.addresses()
         self._debug = debug

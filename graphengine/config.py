@@ -7,11 +7,12 @@ checked before any weight is read; what depends on the checkpoint is resolved by
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -27,6 +28,7 @@ OFF = "off"
 DEFAULT_MIN_MATCH = 4  # tokens of a match that overrides a model
 
 Numerics = Literal["invariant", "fast"]
+AttentionKind = Literal["auto", "native", "triton", "flashinfer"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -223,6 +225,7 @@ class EngineConfig:
     seed: int = 0
     numerics: Numerics = "invariant"
     async_steps: int = 0
+    attention: AttentionKind = "auto"
     speculative: SpeculativeConfig | str | None = None
     logits_processors: bool = False
     capture: CaptureConfig = field(default_factory=CaptureConfig)
@@ -231,9 +234,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "bfloat16", "float32"):
             raise ValueError(f"dtype={self.dtype!r}: allowed are auto, bfloat16, float32")
-        if self.device not in ("auto", "cpu"):
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device={self.device!r}: allowed are auto, cpu, cuda")
+        if self.attention not in get_args(AttentionKind):
             raise ValueError(
-                f"device={self.device!r}: allowed are auto, cpu (the CUDA path is not built yet)"
+                f"attention={self.attention!r}: allowed are {', '.join(get_args(AttentionKind))}"
             )
         if self.numerics not in ("invariant", "fast"):
             raise ValueError(f"numerics={self.numerics!r}: allowed are invariant, fast")
@@ -242,10 +247,7 @@ class EngineConfig:
                 f"logits_processors={self.logits_processors!r}: expected True or False; the "
                 "processors themselves are given to SamplingParams"
             )
-        if self.async_steps != 0 or isinstance(self.async_steps, bool):
-            raise ValueError(
-                f"async_steps={self.async_steps!r}: only 0 (synchronous stepping) is available"
-            )
+        _integer("async_steps", self.async_steps, 0, 1)
         _integer("max_num_seqs", self.max_num_seqs, 1, 4096)
         _integer("seed", self.seed, 0, (1 << 63) - 1)
         if self.max_model_len is not None:
@@ -264,8 +266,47 @@ class EngineConfig:
 
 
 def resolve_device(asked: str) -> torch.device:
-    """Where weights, KV and steps live. The CPU is all that is built, for `auto` too."""
-    return torch.device("cpu" if asked == "auto" else asked)
+    """Where weights, KV and steps live; `auto` is a CUDA device where there is one.
+
+    Raises:
+        ValueError: `cuda` where torch has no such device.
+    """
+    has_cuda = torch.cuda.is_available()
+    if asked == "cuda" and not has_cuda:
+        raise ValueError(
+            "device='cuda': torch finds no CUDA device here; use device='cpu', or a build of torch "
+            "for this machine's driver"
+        )
+    if asked == "auto":
+        asked = "cuda" if has_cuda else "cpu"
+    return torch.device(asked)
+
+
+_COMPILE_MODES = {
+    "cpu": ("auto", "native", "inductor", "off"),
+    "cuda": ("auto", "triton", "inductor", "off"),
+}
+
+
+def is_native(capture: CaptureConfig, device: torch.device) -> bool:
+    """Whether steps are made of C++ kernels, with or without torch's pieces among them."""
+    return device.type == "cpu" and capture.compile != "triton"
+
+
+def check_compile_mode(capture: CaptureConfig, device: torch.device) -> None:
+    """Raises ValueError for a mode that this device does not have, or where triton is missing."""
+    mode, allowed = capture.compile, _COMPILE_MODES[device.type]
+    interpreted = mode == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    if mode not in allowed and not interpreted:
+        raise ValueError(
+            f"CaptureConfig.compile={mode!r}: allowed on device {device.type} are "
+            f"{', '.join(allowed)}"
+        )
+    needs_triton = device.type == "cuda" or interpreted
+    if needs_triton and importlib.util.find_spec("triton") is None:
+        raise ValueError(
+            f"CaptureConfig.compile={mode!r}: triton is not installed; pip install 'triton>=3.6'"
+        )
 
 
 def resolve_dtype(asked: str, checkpoint: torch.dtype) -> torch.dtype:

@@ -18,17 +18,18 @@ from graphengine.commit import commit
 from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.delivery import Delivery
 from graphengine.drafting import Drafting
+from graphengine.flights import Flights
 from graphengine.kv.manager import KVManager
 from graphengine.outputs import EngineStats, RequestOutput
 from graphengine.request import RequestStatus
-from graphengine.sampled import Sampled, read_sampled
+from graphengine.sampled import Sampled
 from graphengine.sampling.params import SamplingParams
-from graphengine.scheduler import PrefillChunk, ScheduledDecode, Scheduler, StepPlan
+from graphengine.scheduler import PrefillChunk, Scheduler, StepPlan
 from graphengine.self_check import check_drafts
 from graphengine.startup import StartProgress, start
 from graphengine.stats import StatsCounter
 from graphengine.streams import OutputStream
-from proposers.base import Draft, Proposer
+from proposers.base import Proposer
 
 
 class Engine:
@@ -82,6 +83,7 @@ class Engine:
         self._draft_limit = resolved.sizes.max_draft_tokens
         self.delivery = Delivery(self.scheduler.finish)
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
+        self.flights = Flights(self.runner)
         self._seeds = random.Random(self.config.seed)  # of requests that bring none
         self._is_torn = False  # bookkeeping broke off half-way
         self._closed = False
@@ -151,18 +153,18 @@ class Engine:
         delivers.
         """
         self._ready()
+        most_in_flight = self._most_in_flight()
+        if len(self.flights) > most_in_flight:
+            self._land(most_in_flight)
         with self._bookkeeping():
             plan = self.scheduler.schedule(self._draft_ladder)
             self._follow(plan)
         self._forget()  # before the proposer hears of who starts over
         self._prefill(plan.chunks)
         draft = self.drafting.propose(plan)
-        sampled = self._verify(plan.decodes, draft)
-        sampled = self._cut(sampled)
-        with self._bookkeeping():
-            self._commit(sampled)
-            self.delivery.emit(self.scheduler.running)
-        self._notify(sampled)
+        launched = self.flights.launch(plan.decodes, draft)
+        self._counter.count_step(launched)
+        self._land(most_in_flight if launched else 0)
         return self.delivery.take()
 
     def abort(self, request_id: str) -> bool:
@@ -235,6 +237,7 @@ class Engine:
         """
         self._ready()
         assert not self.scheduler.has_unfinished_requests, "requests are unfinished"
+        self.flights.clear()
         self.delivery.take()
         self._forget()
         self.reset_prefix_cache()
@@ -249,7 +252,7 @@ class Engine:
     def capture_report(self) -> str:
         """The shape table as captured, printable. Raises RuntimeError where it is closed."""
         self._check_open()
-        return f"{self.runner.manager.report()}\nnumerics {self.config.numerics}"
+        return f"{self.runner.report()}\nnumerics {self.config.numerics}"
 
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
@@ -259,8 +262,9 @@ class Engine:
         self._drop(stream.request.request_id for stream in self.delivery.streams.values())
         self.delivery.take()
         self._closed = True
+        self.flights.clear()
         self.runner.close()
-        del self.runner
+        del self.runner, self.flights
         try:
             self._forget()
         finally:
@@ -273,7 +277,9 @@ class Engine:
     def _ready(self) -> None:
         """Before anything that changes requests; RuntimeError where the engine is closed."""
         self._check_open()
-        if self._is_torn:
+        # Rows that lack a step's tokens are written anew, but not below a step that builds on them.
+        lost = len(self.flights) and any(map(self.state.has_lost, self.scheduler.running))
+        if self._is_torn or lost:
             self._start_over()
 
     @contextmanager
@@ -292,6 +298,7 @@ class Engine:
 
         What has been committed is in the next outputs, and what has ended has its last.
         """
+        self.flights.clear()
         for request in self.scheduler.start_over():
             if request.request_id not in self.delivery.streams:  # the call to add it broke off
                 self.scheduler.finish(request, "abort")
@@ -328,23 +335,20 @@ class Engine:
                     self.kv.keep_draft_rows(chunk.request, int(drafted[index]))
                 self._counter.num_prefill_tokens += chunk.num_tokens
 
-    def _verify(self, decodes: Sequence[ScheduledDecode], draft: Draft) -> list[Sampled]:
-        """Verify the drafts of every decode that is still alive."""
-        alive = [
-            index
-            for index, decode in enumerate(decodes)
-            if decode.request.status is RequestStatus.DECODE
-        ]
-        if not alive:
-            return []
-        found = [decodes[index] for index in alive]
-        if len(alive) < len(decodes):
-            draft = draft.rows(alive)
-        frame = self.runner.verify([decode.request for decode in found], draft)
-        self._counter.count_step(len(alive))
-        sampled = read_sampled(found, draft, frame)
-        # A request's own function may have aborted some.
-        return [one for one in sampled if one.decode.request.status is RequestStatus.DECODE]
+    def _land(self, most_in_flight: int) -> None:
+        """Commit and emit what the oldest step under way has brought, if there are too many."""
+        sampled = self.flights.land() if len(self.flights) > most_in_flight else []
+        sampled = self._cut(sampled)
+        with self._bookkeeping():
+            self._commit(sampled)
+            self.delivery.emit(self.scheduler.running)
+        self._notify(sampled)
+
+    def _most_in_flight(self) -> int:
+        """How many steps may be under way; none where the host must see tokens before a launch."""
+        requests = [*self.scheduler.running, *self.scheduler.waiting]
+        waits = any(request.params.needs_tokens for request in requests)
+        return 0 if waits else self.config.async_steps
 
     def _cut(self, sampled: list[Sampled]) -> list[Sampled]:
         """End blocks at stop strings, which only text can show: as if nothing came after them."""

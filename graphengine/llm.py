@@ -29,7 +29,7 @@ class LLM:
             or `smollm2-135m`.
         dtype: of weights and KV cache: `auto` (the checkpoint's; bfloat16 for GGUF and for
             float16), `bfloat16` or `float32`. Arithmetic and logits are float32 on CPU.
-        device: `auto` or `cpu`.
+        device: `auto` (CUDA where there is a device), `cpu` or `cuda`.
         max_model_len: context limit in tokens, prompt and output together; None: the checkpoint's,
             at most 8192.
         max_num_seqs: requests that run at once.
@@ -39,7 +39,10 @@ class LLM:
             they are added; 0 to 2**63 - 1.
         numerics: `invariant`: a row's logits depend on nothing that shares its step, checked at
             start. `fast`: not checked.
-        async_steps: 0; asynchronous stepping is not available.
+        async_steps: 1: a step is launched before the tokens of the one before have been read, so
+            that the host's work hides behind the device's. Same tokens; a request's last step may
+            run for nothing. Refused with proposers that need the tokens on the host. 0: every step
+            waits for its own.
         speculative: how to draft; None: what `GRAPHENGINE_SPECULATE` says, else off. `"off"`,
             `"ngram"` and `"ngram:6"` are accepted too.
         logits_processors: capture two more graphs a cell, so that requests may bring logits

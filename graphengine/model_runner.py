@@ -21,7 +21,7 @@ from capture.manager import Capturable, CaptureManager
 from capture.shapes import ShapeKey
 from capture.stream import Stream
 from graphengine import step_batch
-from graphengine.attention.base import plan
+from graphengine.attention.base import HostRows, plan
 from graphengine.captured_step import make_buffers, make_steps
 from graphengine.frame import Frame
 from graphengine.kernels import library
@@ -45,6 +45,7 @@ from graphengine.resolve import (
     ResolvedConfig,
 )
 from graphengine.scheduler import PrefillChunk
+from graphengine.target_attention import make_target_attention
 from proposers.base import Draft
 
 LIKELY = ("logprob_ids", "logprob_values", "logprob_ranks")
@@ -87,7 +88,10 @@ class ModelRunner:
         self.opset = make_opset(resolved, capture, self.compiler)
         self.layers = LayerFactory(self.opset, max_model_len=self.sizes.max_model_len)
         self.hidden_states = _hidden_states(resolved, self.opset)
-        self.decoder = self.layers.decoder(resolved.model, weights, kv_caches, self.hidden_states)
+        attention, self.attention_choice = make_target_attention(resolved, self.opset)
+        self.decoder = self.layers.decoder(
+            resolved.model, weights, kv_caches, self.hidden_states, attention
+        )
         self.verifier = self.opset.verifier()
         self.buffers = make_buffers(resolved.model, self.sizes, resolved.device, resolved.draft)
         self.manager = CaptureManager(
@@ -103,7 +107,7 @@ class ModelRunner:
                 rejection=self.sizes.rejection,
             ),
             prepare=self._prepare,
-            run_program=library.load().run_calls,
+            run_program=_run_native,
             stream=stream,
         )
         self.edge = Edge(self.buffers, stream)
@@ -174,6 +178,7 @@ class ModelRunner:
         """Write a cell's inputs and replay it."""
         num_reqs = len(batch.requests)
         key = self.manager.dispatch(num_reqs, batch.longest, tier)
+        self.manager.make_ready(key)
         cell, state = self._cell(key), self._state
         inputs = self._inputs_of(cell, tier)
         step_batch.write_decode(inputs, key, state, batch)
@@ -219,8 +224,13 @@ class ModelRunner:
         name = "raw_logits" if key.tier == CUSTOM else "logits"
         return self.buffers.cell(key)[name].view(key.num_reqs, key.query_len, -1)
 
+    def report(self) -> str:
+        """The table as captured and the choice of attention, printable."""
+        return f"{self.manager.report()}\n{self.attention_choice}"
+
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, so that their memory is free at once."""
+        self.stream.close()
         self.manager.close()
         self._cells.clear()
         self.buffers.release()
@@ -263,6 +273,13 @@ class ModelRunner:
         views["allowed_drafts"][: key.num_reqs] = (key.query_len - 1) * variant
         self.edge.send(cell.views, views)
         self.stream.synchronize()
+        lens = np.full(key.num_reqs, key.query_len, dtype=np.int32)
+        host = HostRows(views["block_table"], views["query_start_loc"], lens)
+        self.decoder.attention.plan(cell.forward.attention, host)
+
+
+def _run_native(address: int, num_calls: int) -> None:
+    library.load().run_calls(address, num_calls)
 
 
 def tier_of(requests: Iterable[Request]) -> str:

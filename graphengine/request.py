@@ -110,6 +110,7 @@ class Request:
         "kv_len",
         "limit",
         "metrics",
+        "num_in_flight",
         "num_prompt_tokens",
         "num_reserved_rows",
         "params",
@@ -161,24 +162,24 @@ class Request:
         asks = params.logprobs is not None
         self.token_logprobs: list[Mapping[int, Logprob]] | None = [] if asks else None
 
-        # By prompt token, nothing for the first; grows with prefill. None where nobody asks.
         wants = params.prompt_logprobs is not None and choice == 0
+        # By prompt token, nothing for the first; grows with prefill. None where nobody asks.
         self.prompt_logprobs: list[Mapping[int, Logprob] | None] | None = [None] if wants else None
 
-        # Number of tokens with which a stop string is complete, where one has been found. Written
-        # by the engine before the commit of the last of them.
+        # Number of tokens with which a stop string is complete; written before their commit.
         self.stop_length: int | None = None
 
         # Written by the scheduler. `arrival` orders requests and is given once; `admission` is new
-        # each time that the request gets a row, and no two requests ever have the same.
+        # each time that the request gets a row, and no two ever have the same.
         self.arrival: int | None = None
         self.admission: int | None = None
         self.row: int | None = None  # persistent state row, while PREFILL or DECODE
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
-
-        # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written
-        # by the current step; between steps nothing is reserved.
+        # Most tokens that steps under way may still bring; written by the flights.
+        self.num_in_flight = 0
+        # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written by the
+        # current step and those under way; between steps nothing else is reserved.
         self.kv_len = 0
         self.draft_kv_len = 0  # leading slots whose draft KV is valid, <= kv_len
         self.num_reserved_rows = 0
@@ -224,7 +225,12 @@ class Request:
     @property
     def max_draft_tokens(self) -> int:
         """Drafts that leave the bonus token its place under the limit; >= 0."""
-        return max(0, self.limit - len(self.token_ids) - 1)
+        return max(0, self.limit - len(self.token_ids) - self.num_in_flight - 1)
+
+    @property
+    def may_step(self) -> bool:
+        """Whether there is room for a token, whatever the steps under way bring."""
+        return len(self.token_ids) + self.num_in_flight < self.limit
 
     @property
     def sampling(self) -> RequestSampling:

@@ -80,7 +80,7 @@ class RequestState:
         assert row is not None, f"{request} has no row"
         assert admission is not None, f"{request} was never admitted"
         first_block = request.kv_len // self.block_size  # blocks before it stay while it runs
-        if self.admission[row] != admission or self._num_unread[row]:
+        if self.admission[row] != admission or self.has_lost(request):
             self.admission[row] = NOBODY
             self.num_tokens[row] = first_block = 0
             self.stop_ids[row] = NO_STOP
@@ -114,6 +114,10 @@ class RequestState:
         assert request.row is not None, f"{request} has no row"
         self._num_unread[request.row] -= 1
         self.follow(request)
+
+    def has_lost(self, request: Request) -> bool:
+        """Whether the device's row has tokens of a step that is over and was never committed."""
+        return bool(self._num_unread[request.row] > (request.num_in_flight > 0))
 
     def history(self, request: Request) -> IntArray:
         """The request's tokens so far, int32 [num_tokens], a read-only view."""

@@ -13,7 +13,15 @@ import torch
 
 from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeTable
-from graphengine.config import EngineConfig, SpeculativeConfig, resolve_device, resolve_dtype
+from graphengine.config import (
+    AttentionKind,
+    EngineConfig,
+    SpeculativeConfig,
+    check_compile_mode,
+    is_native,
+    resolve_device,
+    resolve_dtype,
+)
 from graphengine.draft_site import plan_draft
 from graphengine.kv.cache import resolve_num_blocks
 from graphengine.models.config import ModelConfig
@@ -82,6 +90,8 @@ class ResolvedConfig:
     scheduler: SchedulerConfig
     num_blocks: int
     draft: DraftPlan | None = None  # of a proposer that carries a model
+    attention: AttentionKind = "auto"
+    async_steps: int = 0
 
 
 def resolve(
@@ -98,8 +108,14 @@ def resolve(
     dtype = resolve_dtype(config.dtype, model.dtype)
     check_supported(model, dtype)
     device = resolve_device(config.device)
+    check_compile_mode(config.capture, device)
+    if is_native(config.capture, device) and config.attention not in ("auto", "native"):
+        raise ValueError(
+            f"attention={config.attention!r}: allowed on device {device.type} are auto, native"
+        )
     resolve_graph_kind(config.capture, device)
     speculative = SpeculativeConfig.resolve(config.speculative)
+    _check_async_steps(config, speculative)
     max_draft_tokens = 0 if speculative is None else speculative.max_draft_tokens
     max_model_len = _resolve_max_model_len(config, model)
     batched = _resolve_batched_tokens(config, max_model_len, max_draft_tokens)
@@ -143,7 +159,17 @@ def resolve(
             draft=draft,
         ),
         draft=draft,
+        attention=config.attention,
+        async_steps=config.async_steps,
     )
+
+
+def _check_async_steps(config: EngineConfig, speculative: SpeculativeConfig | None) -> None:
+    if config.async_steps and speculative is not None:
+        raise ValueError(
+            f"async_steps={config.async_steps}: proposer {speculative.method!r} needs the tokens "
+            'of a step on the host before the next; use async_steps=0, or speculative="off"'
+        )
 
 
 def _resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

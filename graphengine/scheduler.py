@@ -230,7 +230,8 @@ class Scheduler:
             draft_ladder: draft lengths that may be used this step, ascending, 0 first.
 
         Returns:
-            A plan that has neither decodes nor chunks only where no request is unfinished.
+            A plan that has neither decodes nor chunks only where no request is unfinished, or
+            where all wait for the end of steps under way.
         """
         ladder = list(draft_ladder)
         assert ladder[:1] == [0], f"draft ladder {ladder} must start with 0"
@@ -241,13 +242,11 @@ class Scheduler:
         self._ensure_mandatory_rows(plan)
         if not plan.preempted:
             self._admit()
-        decodes = [request for request in self.running if request.is_decode_ready]
+        decodes = [one for one in self.running if one.is_decode_ready and one.may_step]
         plan.k = self._widest_cell(ladder, decodes)
         self._plan_chunks(plan, self.config.max_num_batched_tokens - len(decodes) * (plan.k + 1))
         self._plan_drafts(plan, decodes)
-        plan.k = _smallest_cell(
-            ladder, max((decode.max_draft_tokens for decode in plan.decodes), default=0)
-        )
+        plan.k = _smallest_cell(ladder, max((d.max_draft_tokens for d in plan.decodes), default=0))
         return plan
 
     def _leave_running(self, request: Request) -> None:
@@ -268,14 +267,14 @@ class Scheduler:
         they only have to run once they are the oldest.
         """
         prefill_served = False
-        for request in list(self.running):
+        for request in [one for one in self.running if one.may_step]:
             if request.row is None:
                 continue  # preempted just now
             if not request.is_decode_ready:
                 if prefill_served:
                     continue
                 prefill_served = True
-            while not self.kv.reserve_rows(request, 1):
+            while not self.kv.reserve_rows(request, request.num_in_flight + 1):
                 victim = self.running[-1]
                 assert len(self.running) > 1 or victim is not request, (
                     f"{request} does not fit the pool on its own"
@@ -323,7 +322,7 @@ class Scheduler:
         available = pool.num_free - sum(pool.ref_count(block) == 0 for block in prefix)
         claims = 0
         for other in self.running:
-            soon = self.kv.blocks_for(other.num_tokens) + 1
+            soon = self.kv.blocks_for(other.num_tokens + other.num_in_flight) + 1
             most = self.kv.blocks_for(other.limit - 1)
             claims += max(0, min(soon, most) - len(other.block_table))
         return self.kv.blocks_for(request.num_tokens) - len(prefix) + claims <= available
@@ -379,7 +378,8 @@ class Scheduler:
             still_hungry = []
             for decode in hungry:
                 request = decode.request
-                slack = request.block_table.capacity(size) - request.num_tokens
+                known = request.num_tokens + request.num_in_flight
+                slack = request.block_table.capacity(size) - known
                 target = min(plan.k, slack if extra == 0 else slack + size)
                 before = decode.max_draft_tokens
                 granted = self.kv.reserve_speculative(request, target)

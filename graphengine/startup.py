@@ -13,9 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from capture.cuda import CudaStream
 from capture.manager import check_memory_budget
-from capture.stream import InlineStream
-from graphengine.config import EngineConfig
+from capture.stream import InlineStream, Stream, ThreadStream
+from graphengine.config import EngineConfig, is_native
 from graphengine.draft_runtime import EngineDraftRuntime
 from graphengine.kernels import library
 from graphengine.kv import cache as kv_cache
@@ -108,13 +111,14 @@ def start(
         planned.check(available_bytes())
     with times.phase("tokenizer"):
         tokenizer = opened.load_tokenizer()
-    with times.phase("kernels"):
-        times.cached["kernels"] = library.ensure_loaded()
+    if is_native(config.capture, resolved.device):
+        with times.phase("kernels"):
+            times.cached["kernels"] = library.ensure_loaded()
     with times.phase("weights"):
         weights = _load(opened, resolved, progress)
     sizes = resolved.sizes
     with times.phase("buffers"):
-        stream = InlineStream()
+        stream = make_stream(resolved.device, config.async_steps)
         state = RequestState(
             max_num_seqs=sizes.max_num_seqs,
             max_model_len=sizes.max_model_len,
@@ -209,6 +213,13 @@ def _check_numerics(runner: ModelRunner, config: EngineConfig, times: StartTimes
             max_model_len=runner.sizes.max_model_len,
         )
         times.cached["numerics"] = report.cached
+
+
+def make_stream(device: torch.device, async_steps: int) -> Stream:
+    """Where steps run: at once, or behind the host's back."""
+    if device.type == "cuda":
+        return CudaStream(device)
+    return ThreadStream() if async_steps else InlineStream()
 
 
 def _load(

@@ -27,8 +27,8 @@ class StatsCounter:
         self._accepted_per_position = [0] * max_draft_tokens
 
     def count_step(self, num_reqs: int) -> None:
-        """One replay of the table for `num_reqs` live requests."""
-        self._num_steps += 1
+        """A step of `num_reqs` requests; of none, nothing was replayed."""
+        self._num_steps += num_reqs > 0
         self._num_request_steps += num_reqs
 
     def count_request(self, num_draft_tokens: int, num_accepted: int, num_emitted: int) -> None:

@@ -130,11 +130,13 @@ class KVManager:
         """
         assert draft_rows >= 0, f"{draft_rows} draft rows asked for {request}"
         assert request.is_decode_ready, f"{request} cannot carry drafts: it is not decode-ready"
-        assert request.num_reserved_rows >= 1, f"{request} has no row for its last token"
+        assert request.num_reserved_rows > request.num_in_flight, (
+            f"{request} has no row for its last token"
+        )
         fit = min(draft_rows, request.max_draft_tokens)
-        granted = self._grow(request, 1 + fit)
-        request.num_reserved_rows = granted
-        return granted - 1
+        certain = request.num_in_flight + 1
+        request.num_reserved_rows = self._grow(request, certain + fit)
+        return request.num_reserved_rows - certain
 
     def advance_prefill(self, request: Request, num_tokens: int) -> None:
         """Records that the chunk [kv_len, kv_len + num_tokens) is in the cache."""
@@ -169,17 +171,17 @@ class KVManager:
             self.pool.mark_drafted(request.block_table.block_ids[index])
 
     def trim(self, request: Request) -> None:
-        """Drops all reservations: frees the blocks wholly beyond `kv_len`."""
-        num_blocks = self.blocks_for(request.kv_len)
+        """Drops all reservations but those of steps under way: frees the blocks wholly beyond."""
+        num_blocks = self.blocks_for(request.kv_len + request.num_in_flight)
         if num_blocks < len(request.block_table):
             self.pool.free(request.block_table.truncate(num_blocks))
-        request.num_reserved_rows = 0
+        request.num_reserved_rows = request.num_in_flight
 
     def release(self, request: Request) -> None:
         """Gives back every block. Published ones stay findable until they are reused."""
         self.pool.free(request.block_table.truncate(0))
         request.kv_len = request.draft_kv_len = 0
-        request.num_reserved_rows = 0
+        request.num_reserved_rows = request.num_in_flight = 0
 
     def start_over(self, requests: Iterable[Request]) -> None:
         """Frees every block and forgets what is cached, whatever state the bookkeeping is in.
@@ -193,7 +195,7 @@ class KVManager:
         for request in requests:
             request.block_table = BlockTable()
             request.kv_len = request.draft_kv_len = 0
-            request.num_reserved_rows = 0
+            request.num_reserved_rows = request.num_in_flight = 0
 
     def _grow(self, request: Request, num_rows: int) -> int:
         """Extends the table towards `kv_len + num_rows`; returns the rows that have room."""

@@ -187,6 +187,11 @@ class SamplingParams:
         return self.has_prefix_mask or self.allowed_token_ids is not None or self.min_tokens > 0
 
     @property
+    def needs_tokens(self) -> bool:
+        """Whether a step's inputs depend on the tokens before it: on what they are, or how many."""
+        return self.has_prefix_mask or bool(self.logits_processors) or self.min_tokens > 0
+
+    @property
     def has_prefix_mask(self) -> bool:
         """What may come depends on the tokens before it."""
         return bool(self.bad_words) or self.allowed_tokens_fn is not None

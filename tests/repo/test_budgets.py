@@ -57,9 +57,12 @@ def test_planted_excess_is_found(plant: Plant, top: str, source: str, message: s
         _function(2, "f(a, b, c, d, *, e, f, g)"),
         '"""D."""\nclass A:\n    def m(self, a, b, c, d, e, f, g):\n        pass\n',
         '"""D."""\n@app.command()\ndef f(a, b, c, d, e, f, g, h):\n    pass\n',
+        '"""D."""\n@triton.jit\ndef f(a, b, c, d, e, f, g, h):\n    pass\n',
     ],
 )
 def test_what_is_within_budget_is_not_reported(plant: Plant, source: str) -> None:
-    """Guards against off-by-one budgets and against counting docstrings or command-line flags."""
+    """Guards against off-by-one budgets and against counting docstrings or command-line flags or a
+    kernel's arguments.
+    """
     found = rules.budgets(plant({"capture/a.py": source}))
     assert not found, rules.report(found)

@@ -132,7 +132,11 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         },
         "max_num_batched_tokens=16",
     ),
-    "async": (lambda: {"async_steps": 1}, "async_steps=1"),
+    "async": (lambda: {"async_steps": 2}, "async_steps=2"),
+    "async drafts": (
+        lambda: {"async_steps": 1, "speculative": "ngram:2"},
+        "async_steps=1: proposer .ngram. needs the tokens",
+    ),
     "graph": (lambda: {"capture": CaptureConfig(graph="cuda")}, "graph='cuda'"),
 }
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from capture.stream import InlineStream
@@ -15,6 +16,7 @@ from graphengine.device_rows import DeviceRows
 from graphengine.request import Request
 from graphengine.row_ops import PREPARED, PREPARED_FROM, NativeRowOps
 from graphengine.sampling.params import SamplingParams
+from graphengine.triton_row_ops import TritonRowOps
 
 BLOCK, MAX_LEN, VOCAB, ROWS = 4, 24, 16, 5  # of which one is padding
 ANY = 1 << 30
@@ -95,13 +97,18 @@ def row_of(index: int) -> int:
     return ROWS - 2 - index
 
 
-@given(cells())
-def test_rows_of_a_cell(case: tuple[list[Held | None], int]) -> None:
+FORMS = {"native": NativeRowOps, "triton": TritonRowOps}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(case=cells())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_of_a_cell(form: str, case: tuple[list[Held | None], int]) -> None:
     """A token, position or slot of another; drafts behind a limit; padding that reaches a block."""
     places, query_len = case
     generator = np.random.default_rng(len(places) + query_len)
     rows = make_rows(places)
-    ops = NativeRowOps(rows, BLOCK)
+    ops = FORMS[form](rows, BLOCK)
     num_tokens = len(places) * query_len
     inputs = {
         "state_rows": [
@@ -135,7 +142,7 @@ def test_rows_of_a_cell(case: tuple[list[Held | None], int]) -> None:
 def check_commit(
     places: list[Held | None],
     rows: DeviceRows,
-    ops: NativeRowOps,
+    ops: Any,
     views: dict[str, torch.Tensor],
     generator: np.random.Generator,
 ) -> None:

@@ -1,0 +1,96 @@
+"""Flights: decode steps that were launched and whose tokens nobody has read yet.
+
+Owns who was in a step and whether they still are when its tokens arrive: what comes late for a
+request that has ended, been preempted or got its row anew is dropped here, once. Synchronous
+stepping has one flight for an instant; asynchronous stepping launches the next before it lands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from graphengine.frame import Frame
+from graphengine.model_runner import ModelRunner
+from graphengine.request import Request, RequestStatus
+from graphengine.sampled import Sampled, read_sampled
+from graphengine.scheduler import ScheduledDecode
+from proposers.base import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    decodes: list[ScheduledDecode]
+    admissions: list[int | None]  # of the requests when it was launched
+    draft: Draft
+    frame: Frame
+
+    def holds(self, index: int) -> bool:
+        """Whether the request is still the one that was launched."""
+        request = self.decodes[index].request
+        same = request.admission == self.admissions[index]
+        return same and request.status is RequestStatus.DECODE
+
+    def num_rows(self, index: int) -> int:
+        """Most tokens that it may bring."""
+        return int(self.draft.num_draft_tokens[index]) + 1
+
+
+class Flights:
+    """See the module docstring.
+
+    Args:
+        runner: launches steps.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._flights: deque[_Flight] = deque()  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def launch(self, decodes: Sequence[ScheduledDecode], draft: Draft) -> int:
+        """Launch a step of every decode that is still alive; returns how many there are."""
+        alive = [
+            index
+            for index, decode in enumerate(decodes)
+            if decode.request.status is RequestStatus.DECODE
+        ]
+        if not alive:
+            return 0
+        found = [decodes[index] for index in alive]
+        if len(alive) < len(decodes):
+            draft = draft.rows(alive)
+        requests = [decode.request for decode in found]
+        admissions = [request.admission for request in requests]
+        frame = self._runner.verify(requests, draft)
+        self._flights.append(_Flight(found, admissions, draft, frame))
+        self.recount(requests)
+        return len(alive)
+
+    def land(self) -> list[Sampled]:
+        """Wait for the oldest, and give what it brings to those that it still holds."""
+        flight = self._flights[0]
+        sampled = read_sampled(flight.decodes, flight.draft, flight.frame)
+        self._flights.popleft()
+        self.recount(decode.request for decode in flight.decodes)
+        return [one for index, one in enumerate(sampled) if flight.holds(index)]
+
+    def recount(self, requests: Iterable[Request]) -> None:
+        """Bring up to date how many tokens are on their way to each."""
+        for request in requests:
+            request.num_in_flight = sum(
+                flight.num_rows(index)
+                for flight in self._flights
+                for index, decode in enumerate(flight.decodes)
+                if decode.request is request and flight.holds(index)
+            )
+
+    def clear(self) -> None:
+        """Forget all of them, once what is running has come to its end."""
+        self._runner.stream.synchronize()
+        requests = [decode.request for flight in self._flights for decode in flight.decodes]
+        self._flights.clear()
+        self.recount(requests)
