@@ -228,8 +228,8 @@ class CaptureManager:
         self._graphs.clear()
 
     def _capture_late(self, key: ShapeKey) -> Graph:
-        """First use of a cell in lazy mode: inputs may be in place, and another cell's outputs still
-        to be read, as are logits between the two halves of a step; both must survive.
+        """First use of a cell in lazy mode. What is there must survive: inputs, and outputs that
+        are still to be read, as are the logits between the two halves of a step.
 
         Where the cell does not fit the memory budget any more, its step is called as it is.
         """
