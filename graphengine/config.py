@@ -7,6 +7,7 @@ checked before any weight is read; what depends on the checkpoint is resolved by
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -279,6 +280,33 @@ def resolve_device(asked: str) -> torch.device:
     if asked == "auto":
         asked = "cuda" if has_cuda else "cpu"
     return torch.device(asked)
+
+
+_COMPILE_MODES = {
+    "cpu": ("auto", "native", "inductor", "off"),
+    "cuda": ("auto", "triton", "inductor", "off"),
+}
+
+
+def is_native(capture: CaptureConfig, device: torch.device) -> bool:
+    """Whether steps are made of C++ kernels, with or without torch's pieces among them."""
+    return device.type == "cpu" and capture.compile != "triton"
+
+
+def check_compile_mode(capture: CaptureConfig, device: torch.device) -> None:
+    """Raises ValueError for a mode that this device does not have, or where triton is missing."""
+    mode, allowed = capture.compile, _COMPILE_MODES[device.type]
+    interpreted = mode == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    if mode not in allowed and not interpreted:
+        raise ValueError(
+            f"CaptureConfig.compile={mode!r}: allowed on device {device.type} are "
+            f"{', '.join(allowed)}"
+        )
+    needs_triton = device.type == "cuda" or interpreted
+    if needs_triton and importlib.util.find_spec("triton") is None:
+        raise ValueError(
+            f"CaptureConfig.compile={mode!r}: triton is not installed; pip install 'triton>=3.6'"
+        )
 
 
 def resolve_dtype(asked: str, checkpoint: torch.dtype) -> torch.dtype:

@@ -103,7 +103,7 @@ class ModelRunner:
                 rejection=self.sizes.rejection,
             ),
             prepare=self._prepare,
-            run_program=library.load().run_calls,
+            run_program=_run_native,
             stream=stream,
         )
         self.edge = Edge(self.buffers, stream)
@@ -264,6 +264,10 @@ class ModelRunner:
         views["allowed_drafts"][: key.num_reqs] = (key.query_len - 1) * variant
         self.edge.send(cell.views, views)
         self.stream.synchronize()
+
+
+def _run_native(address: int, num_calls: int) -> None:
+    library.load().run_calls(address, num_calls)
 
 
 def tier_of(requests: Iterable[Request]) -> str:

@@ -47,10 +47,11 @@ class NativeOpSet:
 
     def layer_ops(self, rms_norm_eps: float) -> LayerOps:
         if rms_norm_eps not in self._layer_ops:
+            ops = NativeOps(self.dtype, rms_norm_eps)
             self._layer_ops[rms_norm_eps] = (
-                NativeOps(self.dtype, rms_norm_eps)
+                ops
                 if self._compiler is None
-                else TorchOps(self._compiler, self.dtype, rms_norm_eps)
+                else TorchOps(self._compiler, ops, rms_norm_eps, self.device)
             )
         return self._layer_ops[rms_norm_eps]
 

@@ -13,7 +13,13 @@ import torch
 
 from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeTable
-from graphengine.config import EngineConfig, SpeculativeConfig, resolve_device, resolve_dtype
+from graphengine.config import (
+    EngineConfig,
+    SpeculativeConfig,
+    check_compile_mode,
+    resolve_device,
+    resolve_dtype,
+)
 from graphengine.draft_site import plan_draft
 from graphengine.kv.cache import resolve_num_blocks
 from graphengine.models.config import ModelConfig
@@ -98,6 +104,7 @@ def resolve(
     dtype = resolve_dtype(config.dtype, model.dtype)
     check_supported(model, dtype)
     device = resolve_device(config.device)
+    check_compile_mode(config.capture, device)
     resolve_graph_kind(config.capture, device)
     speculative = SpeculativeConfig.resolve(config.speculative)
     _check_async_steps(config, speculative)

@@ -18,7 +18,7 @@ import torch
 from capture.cuda import CudaStream
 from capture.manager import check_memory_budget
 from capture.stream import InlineStream, Stream, ThreadStream
-from graphengine.config import EngineConfig
+from graphengine.config import EngineConfig, is_native
 from graphengine.draft_runtime import EngineDraftRuntime
 from graphengine.kernels import library
 from graphengine.kv import cache as kv_cache
@@ -111,8 +111,9 @@ def start(
         planned.check(available_bytes())
     with times.phase("tokenizer"):
         tokenizer = opened.load_tokenizer()
-    with times.phase("kernels"):
-        times.cached["kernels"] = library.ensure_loaded()
+    if is_native(config.capture, resolved.device):
+        with times.phase("kernels"):
+            times.cached["kernels"] = library.ensure_loaded()
     with times.phase("weights"):
         weights = _load(opened, resolved, progress)
     sizes = resolved.sizes

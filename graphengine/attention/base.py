@@ -78,4 +78,4 @@ def plan(attention: AttentionBackend, batch: AttentionBatch) -> None:
     """Plan for metadata that only the device has so far; copies it to the host."""
     table, starts = batch.block_table.cpu().numpy(), batch.query_start_loc.cpu().numpy()
     positions = batch.positions.cpu().numpy()
-    attention.plan(batch, HostRows(table, starts, positions[starts[1:] - 1] + 1))
+    attention.plan(batch, HostRows(table, starts, positions[starts[:-1]] + np.diff(starts)))

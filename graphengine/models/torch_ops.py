@@ -1,8 +1,8 @@
 """TorchOps: LayerOps whose glue is torch code, compiled by inductor or run as it is.
 
-Linears (the activation between two of them included) and attention stay with the CPU kernels, which
-are row-invariant; norms, rotation, embedding and argmax are the functions below. Slower on CPU than
-`NativeOps` (more and smaller calls), and the form that other devices share.
+Linears (the activation between two of them included) and attention stay with the device's own
+kernels, which are row-invariant; norms, rotation, embedding and argmax are the functions below.
+Slower on CPU than `NativeOps` (more and smaller calls), and the form that other devices share.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from capture.compile import PieceCompiler
-from graphengine.models.layers import Rope
-from graphengine.models.native_ops import NativeOps
+from graphengine.models.layers import LayerOps, Rope
 
 Tensor = torch.Tensor
 
@@ -21,13 +20,20 @@ class TorchOps:
 
     Args:
         compiler: says whether pieces are compiled.
-        dtype: of matrices and KV.
+        products: whose matrix products these are, with the activation between two of them.
         rms_norm_eps: of every norm.
+        device: of the tensors.
     """
 
-    def __init__(self, compiler: PieceCompiler, dtype: torch.dtype, rms_norm_eps: float) -> None:
-        self._native = NativeOps(dtype, rms_norm_eps)
-        self._eps = torch.tensor([rms_norm_eps])
+    def __init__(
+        self,
+        compiler: PieceCompiler,
+        products: LayerOps,
+        rms_norm_eps: float,
+        device: torch.device,
+    ) -> None:
+        self._products = products
+        self._eps = torch.tensor([rms_norm_eps], device=device)
         self._embed = compiler.piece("embed", embed, dynamic_rows=(0, 2))
         self._rms_norm = compiler.piece("rms_norm", rms_norm, dynamic_rows=(0, 1))
         self._rotate = compiler.piece("rotate", rotate, dynamic_rows=(0, 3))
@@ -50,12 +56,12 @@ class TorchOps:
         *,
         add: bool = False,
     ) -> None:
-        self._native.linear(out, x, weight, bias, add=add)
+        self._products.linear(out, x, weight, bias, add=add)
 
     def gate_up(self, out: Tensor, x: Tensor, weight: Tensor) -> None:
         # Torch's own silu rounds the last numbers of a thread's range otherwise than the others, so
         # that a row's bits would depend on how many rows there are.
-        self._native.gate_up(out, x, weight)
+        self._products.gate_up(out, x, weight)
 
     def rope_write(
         self,
@@ -120,7 +126,7 @@ def argmax(out: Tensor, logits: Tensor) -> None:
     """out [T] int32: index of the largest number, the lowest on ties; 0 where there is only NaN."""
     width = logits.shape[-1]
     largest = torch.where(logits.isnan(), float("-inf"), logits).amax(-1, keepdim=True)
-    index = torch.arange(width, dtype=torch.int32)
+    index = torch.arange(width, dtype=torch.int32, device=logits.device)
     # A NaN equals nothing, so it is never chosen; a row of nothing else comes out as `width`.
     out.copy_(torch.where(logits == largest, index, width).amin(-1) % width)
 

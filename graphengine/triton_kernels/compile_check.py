@@ -20,7 +20,19 @@ from contextlib import redirect_stdout
 
 from graphengine.triton_kernels.specs import KernelSpec
 
-MODULES: tuple[str, ...] = ("attention", "gemm", "request_rows")
+MODULES: tuple[str, ...] = (
+    "attention",
+    "choose",
+    "gemm",
+    "logprobs",
+    "process",
+    "request_rows",
+    "rope",
+    "rows",
+    "sample",
+    "search",
+    "verify",
+)
 ARCHS = (80, 90, 100)
 POINTER_ALIGNMENT = 16  # bytes; of whatever torch allocates
 # What a block may have, by the CUDA programming guide's table of compute capabilities.

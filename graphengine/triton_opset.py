@@ -1,0 +1,114 @@
+"""TritonOpSet: the ops of a step on a GPU, own Triton kernels with or without torch's pieces.
+
+Owns the scratch that they share, and which of two forms an op has: a Triton kernel, or, where a
+compiler is given, torch code compiled by it (matrix products, attention and sampling stay kernels:
+they must give a row the same bits whatever shares the call). Runs on tensors of the CPU, too, where
+triton interprets its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from capture.compile import PieceCompiler
+from capture.ops import PythonOp
+from graphengine.attention.base import AttentionShape
+from graphengine.attention.triton import TritonAttention
+from graphengine.device_rows import DeviceRows
+from graphengine.models.hidden_states import HiddenStates, StoreSlots
+from graphengine.models.layers import LayerOps
+from graphengine.models.torch_ops import TorchOps
+from graphengine.models.triton_ops import TritonOps
+from graphengine.opset import CellOp
+from graphengine.sampling.state import SamplerState
+from graphengine.sampling.triton import TritonLogprobs, TritonSampler
+from graphengine.sampling.verifier import GreedyVerify
+from graphengine.triton_draft_ops import TritonDraftOps
+from graphengine.triton_kernels.gemm import scratch_floats
+from graphengine.triton_kernels.rows import argmax_floats, store_slots
+from graphengine.triton_kernels.verify import greedy_verify
+from graphengine.triton_row_ops import TritonRowOps
+from proposers.base import DraftSampling
+
+Tensor = torch.Tensor
+
+MOST_SCRATCH_FLOATS = 32 << 20  # products of more rows are computed in ranges, with the same bits
+ATTENTION_FLOATS_ON_CPU = 1 << 20  # interpreted: tiny models alone
+
+
+class TritonOpSet:
+    """See the module docstring.
+
+    Args:
+        dtype: of matrices, KV and hidden states.
+        device: of all tensors.
+        max_rows: rows of the largest forward.
+        shapes: (n, k) of the matrices.
+        vocab_size: columns of the logits.
+        compiler: makes torch's pieces; None: kernels alone.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_rows: int,
+        shapes: Iterable[tuple[int, int]],
+        vocab_size: int,
+        compiler: PieceCompiler | None = None,
+    ) -> None:
+        self.name = "triton" if compiler is None else f"triton and {compiler.mode}"
+        self.dtype = dtype
+        self.device = device
+        self._compiler = compiler
+        products = min(scratch_floats(max_rows, shapes), MOST_SCRATCH_FLOATS)
+        needed = max(products, argmax_floats(max_rows, vocab_size))
+        self._scratch = torch.zeros(needed, device=device)
+        self._partials: Tensor | None = None  # of attention: no two calls overlap
+        self._layer_ops: dict[float, LayerOps] = {}
+
+    def layer_ops(self, rms_norm_eps: float) -> LayerOps:
+        if rms_norm_eps not in self._layer_ops:
+            ops = TritonOps(rms_norm_eps, self._scratch)
+            self._layer_ops[rms_norm_eps] = (
+                ops
+                if self._compiler is None
+                else TorchOps(self._compiler, ops, rms_norm_eps, self.device)
+            )
+        return self._layer_ops[rms_norm_eps]
+
+    def attention(self, shape: AttentionShape) -> TritonAttention:
+        if self._partials is None and self.device.type == "cpu":
+            self._partials = torch.zeros(ATTENTION_FLOATS_ON_CPU)
+        attention = TritonAttention(shape, self.device, self._partials)
+        self._partials = attention.scratch
+        return attention
+
+    def verifier(self) -> GreedyVerify:
+        return PythonOp("greedy_verify", greedy_verify)
+
+    def sampler(self, state: SamplerState, *, rejection: bool) -> CellOp:
+        return TritonSampler(state, rejection=rejection)
+
+    def row_ops(self, rows: DeviceRows, block_size: int) -> TritonRowOps:
+        return TritonRowOps(rows, block_size)
+
+    def logprobs(self) -> CellOp:
+        return TritonLogprobs()
+
+    def store_slots(self) -> StoreSlots:
+        return PythonOp("store_slots", store_slots)
+
+    def draft_ops(
+        self,
+        rms_norm_eps: float,
+        hidden_states: HiddenStates | None,
+        *,
+        draft_sampling: DraftSampling,
+        vocab_size: int,
+    ) -> TritonDraftOps:
+        ops = self.layer_ops(rms_norm_eps)
+        return TritonDraftOps(ops, hidden_states, draft_sampling=draft_sampling)
