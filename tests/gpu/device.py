@@ -1,7 +1,8 @@
-"""Where a test of this folder runs: on the GPU, and where it is small, interpreted on the CPU too.
+"""Where a test of this folder runs: on the GPU and, smaller, on the CPU, which tests the test.
 
-The second is there to test the tests. Setups are those of the engine tests with a device; so the
-harness, the workloads and the random scripts of the CPU's tests serve here as they are.
+There single kernels are interpreted, and engines run the CPU's own. Setups are those of the engine
+tests with a device, so the harness, the workloads and the scripts of the CPU's tests serve here as
+they are.
 """
 
 from __future__ import annotations
@@ -26,16 +27,14 @@ PLACES = [
     pytest.param("cuda", torch.float32, id="cuda-fp32", marks=gpu),
     pytest.param("cuda", torch.bfloat16, id="cuda-bf16", marks=gpu),
 ]
+ENGINES = [pytest.param("cpu"), pytest.param("cuda", marks=gpu)]
 # Distance of a result from its twin's, both as vectors, over the twin's length.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSetup(Setup):
-    """A setup on a device, by Triton's kernels.
-
-    `launch` is the kind of graph, where it is not the one that `Setup` can name.
-    """
+    """A setup on a device. `launch` is the kind of graph, `graph` that of the CPU."""
 
     device: str = "cuda"
     attention: str = "auto"
@@ -44,12 +43,13 @@ class DeviceSetup(Setup):
 
     def config(self, method: str = "ngram", **options: Any) -> EngineConfig:
         config = Setup.config(self, method, **options)
-        compiled = "auto" if self.device == "cuda" else "triton"
-        capture = replace(config.capture, graph=self.launch, compile=compiled)
+        capture = config.capture
+        if self.device == "cuda":
+            capture = replace(capture, graph=self.launch, compile="auto")
         return replace(
             config,
             device=self.device,
-            attention=self.attention,
+            attention=self.attention if self.device == "cuda" else "auto",
             async_steps=self.async_steps,
             capture=capture,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -91,9 +92,15 @@ def check_rows(context: Context, run: Attend) -> None:
     out = run(context)
     assert out.isfinite().all()
     starts = context.query_start_loc.tolist()
-    for request, (first, last) in enumerate(zip(starts, starts[1:], strict=False)):
+    for request, (first, last) in enumerate(pairwise(starts)):
         rows = last - first
-        for low, high in {(0, 1), (rows - 1, rows), (0, rows), (rows // 2, rows), (0, 1 + rows // 2)}:
+        for low, high in {
+            (0, 1),
+            (rows - 1, rows),
+            (0, rows),
+            (rows // 2, rows),
+            (0, 1 + rows // 2),
+        }:
             part = run(rows_of(context, request, low, high))
             assert torch.equal(part, out[first + low : first + high]), (request, low, high)
 

@@ -1,4 +1,4 @@
-"""Layer operations on the device: values of the CPU's, and bits of a row that nothing else moves."""
+"""Layer operations on the device: values of the CPU's, bits of a row that nothing else moves."""
 
 from __future__ import annotations
 

@@ -110,6 +110,7 @@ class DraftWatch:
             for slot in range(max(request.draft_kv_len - 1, 0), end):
                 mine[table[slot // size], slot % size] = True
         before = [cache.clone() for cache in self.caches]
+        mine = mine.to(before[0].device)
         found = call()
         for old, new in zip(before, self.caches, strict=True):
             bits = torch.int32 if old.dtype == torch.float32 else torch.int16
