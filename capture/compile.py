@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from capture.inductor_cache import InductorCache, cache_hits
-from capture.ops import PythonOp
+from capture.ops import CompiledOp, PythonOp
 
 MAX_DYNAMIC_ROWS = 1 << 24
 
@@ -71,7 +71,7 @@ class PieceCompiler:
                     torch._dynamo.mark_dynamic(args[position], 0, min=2, max=MAX_DYNAMIC_ROWS)
             many(*args)
 
-        return PythonOp(name, call)
+        return CompiledOp(name, call)
 
     def finish_warmup(self) -> None:
         self._warm = True

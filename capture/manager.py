@@ -188,6 +188,11 @@ class CaptureManager:
         assert tier in self._tiers, f"tier {tier!r} is not captured: {sorted(self._tiers)}"
         return self.table.dispatch(num_reqs, num_draft_tokens, tier)
 
+    def make_ready(self, key: ShapeKey) -> None:
+        """Capture a cell that is still to be; before its inputs are written and planned for."""
+        if key not in self._graphs and self.config.lazy and not self._closed:
+            self._capture_late(key)
+
     def replay(self, key: ShapeKey, *, num_reqs: int, num_tokens: int) -> None:
         """Replay a cell whose inputs are in place, or on their way in the same stream.
 

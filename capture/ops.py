@@ -48,6 +48,7 @@ class Op:
     """A named leaf. Subclasses say how it runs."""
 
     __slots__ = ("name",)
+    is_compiled = False  # code that torch's compiler has made
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -103,7 +104,7 @@ class NativeOp(Op):
 
 
 class PythonOp(Op):
-    """A Python callable, in practice compiled torch code that writes into its out arguments."""
+    """A Python callable that writes into its out arguments: torch code, or launches of kernels."""
 
     __slots__ = ("_function",)
 
@@ -113,6 +114,13 @@ class PythonOp(Op):
 
     def run(self, *args: Arg) -> None:
         self._function(*args)
+
+
+class CompiledOp(PythonOp):
+    """One that runs compiled code, torch's or Triton's, which torch's modes cannot watch."""
+
+    __slots__ = ()
+    is_compiled = True
 
 
 def word(arg: Arg) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from capture.buffers import StaticBuffers
-from capture.checks import CaptureError, capture_guard
+from capture.checks import CaptureError, capture_guard, op_guard, replay_guard
 from capture.graph import StepFn
 from capture.ops import Arg, NativeOp, Op, set_recorder
 from capture.shapes import ShapeKey
@@ -117,10 +117,12 @@ class TapeGraph:
             different batches.
         run_program: the native loop.
         debug: at every replay check that no storage has moved, poison what the step has to write
-            before it, and what nobody may read afterwards (all but outputs) behind it.
+            before it, and what nobody may read afterwards (all but outputs) behind it; and hold it
+            to `replay_guard`, its Python ops to `op_guard`. Rehearsed once at capture.
 
     Raises:
-        CaptureError: the step syncs, computes outside ops, or depends on data.
+        CaptureError: the step syncs, computes outside ops, or depends on data; in debug, what the
+            guards of a replay refuse.
     """
 
     kind = "tape"
@@ -146,18 +148,27 @@ class TapeGraph:
         self.num_bytes = sum(
             segment.nbytes for segment in self._segments if isinstance(segment, np.ndarray)
         )
+        if debug:
+            prepare(0)
+            self.replay()
+            buffers.clear(("input", "scratch", "output"))
 
     def replay(self) -> None:
-        if self._debug:
-            self._check_addresses()
-            self._buffers.poison(("scratch", "output"))
+        if not self._debug:
+            self._run(_run_plain)
+            return
+        self._check_addresses()
+        self._buffers.poison(("scratch", "output"))
+        with replay_guard(self._buffers.device):
+            self._run(_run_guarded)
+        self._buffers.poison(("input", "scratch"))
+
+    def _run(self, run_python: Callable[[TapeCall], None]) -> None:
         for segment in self._segments:
             if isinstance(segment, np.ndarray):
                 self._run_program(segment.ctypes.data, len(segment))
             else:
-                segment.op.run(*segment.args)
-        if self._debug:
-            self._buffers.poison(("input", "scratch"))
+                run_python(segment)
 
     def _check_addresses(self) -> None:
         addresses = self._buffers.addresses()
@@ -167,6 +178,18 @@ class TapeGraph:
         for index, (call, signature) in enumerate(zip(self.calls, self._signatures, strict=True)):
             if call.signature() != signature:
                 raise CaptureError(f"a storage of call {index}, {call.op.name}, moved or changed")
+
+
+def _run_plain(call: TapeCall) -> None:
+    call.op.run(*call.args)
+
+
+def _run_guarded(call: TapeCall) -> None:
+    if call.op.is_compiled:
+        _run_plain(call)
+        return
+    with op_guard(call.op.name):
+        call.op.run(*call.args)
 
 
 def _describe(arg: Arg) -> object:

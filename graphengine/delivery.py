@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Set
 from graphengine.outputs import RequestOutput
 from graphengine.request import FinishReason, Request, answer_id
 from graphengine.streams import OutputStream
+from graphengine.tracing import EMIT, traced
 
 
 class Delivery:
@@ -53,6 +54,7 @@ class Delivery:
         requests = [one.request for one in stream.answers]
         return [request.request_id for request in requests if not request.is_finished]
 
+    @traced(EMIT)
     def emit(self, requests: Iterable[Request]) -> None:
         """Make outputs of what was committed, and end what has reached its end."""
         ended = []

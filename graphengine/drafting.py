@@ -15,6 +15,7 @@ from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
 from graphengine.sampled import Sampled
 from graphengine.scheduler import PrefillChunk, StepPlan
+from graphengine.tracing import DRAFT, PREFILL, traced
 from proposers.base import CacheRows, Commit, Draft, ProposeInputs, Proposer
 from proposers.device import ModelProposer, PrefillInputs
 
@@ -42,6 +43,7 @@ class Drafting:
         self._manager = manager
         self._vocab_size = vocab_size
 
+    @traced(PREFILL)
     def prefill(self, chunks: Sequence[PrefillChunk]) -> IntArray | None:
         """Let the proposer fill its KV of chunks that the target has run.
 
@@ -88,6 +90,7 @@ class Drafting:
             )
         return filled
 
+    @traced(DRAFT)
     def propose(self, plan: StepPlan) -> Draft:
         """Drafts for the decodes of a plan, of its width, checked.
 
@@ -117,6 +120,7 @@ class Drafting:
             self._manager.count_eager(f"proposer:{proposer.name}")
         return draft
 
+    @traced(DRAFT)
     def on_commit(self, sampled: Sequence[Sampled]) -> None:
         """Tell the proposer what was committed."""
         if self.proposer is not None and sampled:

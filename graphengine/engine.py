@@ -29,6 +29,7 @@ from graphengine.self_check import check_drafts
 from graphengine.startup import StartProgress, start
 from graphengine.stats import StatsCounter
 from graphengine.streams import OutputStream
+from graphengine.tracing import COMMIT, SCHEDULE, STEP, span, traced
 from proposers.base import Proposer
 
 
@@ -60,8 +61,7 @@ class Engine:
             "a proposer needs a draft length"
         )
         started = start(model, self.config, progress, proposer)
-        resolved = started.resolved
-        self.resolved = resolved
+        resolved = self.resolved = started.resolved
         self.tokenizer = started.tokenizer
         self.sampling_defaults = started.sampling_defaults  # for callers: no step looks at them
         self.start_times = started.times
@@ -142,6 +142,7 @@ class Engine:
         pending = self.scheduler.has_unfinished_requests or self.delivery.has_outputs
         return pending or self._is_torn
 
+    @traced(STEP)
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the outputs of the requests that got tokens or finished.
 
@@ -156,7 +157,7 @@ class Engine:
         most_in_flight = self._most_in_flight()
         if len(self.flights) > most_in_flight:
             self._land(most_in_flight)
-        with self._bookkeeping():
+        with self._bookkeeping(), span(SCHEDULE):
             plan = self.scheduler.schedule(self._draft_ladder)
             self._follow(plan)
         self._forget()  # before the proposer hears of who starts over
@@ -252,7 +253,7 @@ class Engine:
     def capture_report(self) -> str:
         """The shape table as captured, printable. Raises RuntimeError where it is closed."""
         self._check_open()
-        return f"{self.runner.manager.report()}\nnumerics {self.config.numerics}"
+        return f"{self.runner.report()}\nnumerics {self.config.numerics}"
 
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
@@ -337,9 +338,8 @@ class Engine:
 
     def _land(self, most_in_flight: int) -> None:
         """Commit and emit what the oldest step under way has brought, if there are too many."""
-        sampled = self.flights.land() if len(self.flights) > most_in_flight else []
-        sampled = self._cut(sampled)
-        with self._bookkeeping():
+        sampled = self._cut(self.flights.land() if len(self.flights) > most_in_flight else [])
+        with self._bookkeeping(), span(COMMIT):
             self._commit(sampled)
             self.delivery.emit(self.scheduler.running)
         self._notify(sampled)

@@ -16,6 +16,7 @@ from graphengine.model_runner import ModelRunner
 from graphengine.request import Request, RequestStatus
 from graphengine.sampled import Sampled, read_sampled
 from graphengine.scheduler import ScheduledDecode
+from graphengine.tracing import VERIFY, traced
 from proposers.base import Draft
 
 
@@ -51,6 +52,7 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
+    @traced(VERIFY)
     def launch(self, decodes: Sequence[ScheduledDecode], draft: Draft) -> int:
         """Launch a step of every decode that is still alive; returns how many there are."""
         alive = [
@@ -70,6 +72,7 @@ class Flights:
         self.recount(requests)
         return len(alive)
 
+    @traced(VERIFY)
     def land(self) -> list[Sampled]:
         """Wait for the oldest, and give what it brings to those that it still holds."""
         flight = self._flights[0]

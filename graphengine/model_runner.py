@@ -21,8 +21,9 @@ from capture.manager import Capturable, CaptureManager
 from capture.shapes import ShapeKey
 from capture.stream import Stream
 from graphengine import step_batch
-from graphengine.attention.base import plan
+from graphengine.attention.base import HostRows, plan
 from graphengine.captured_step import make_buffers, make_steps
+from graphengine.config import is_native
 from graphengine.frame import Frame
 from graphengine.kernels import library
 from graphengine.models.block import ForwardBuffers, ForwardInputs
@@ -45,6 +46,8 @@ from graphengine.resolve import (
     ResolvedConfig,
 )
 from graphengine.scheduler import PrefillChunk
+from graphengine.target_attention import make_target_attention
+from graphengine.tracing import PLAN, PREFILL, traced
 from proposers.base import Draft
 
 LIKELY = ("logprob_ids", "logprob_values", "logprob_ranks")
@@ -87,9 +90,13 @@ class ModelRunner:
         self.opset = make_opset(resolved, capture, self.compiler)
         self.layers = LayerFactory(self.opset, max_model_len=self.sizes.max_model_len)
         self.hidden_states = _hidden_states(resolved, self.opset)
-        self.decoder = self.layers.decoder(resolved.model, weights, kv_caches, self.hidden_states)
+        attention, self.attention_choice = make_target_attention(resolved, self.opset)
+        self.decoder = self.layers.decoder(
+            resolved.model, weights, kv_caches, self.hidden_states, attention
+        )
         self.verifier = self.opset.verifier()
         self.buffers = make_buffers(resolved.model, self.sizes, resolved.device, resolved.draft)
+        native = is_native(capture, resolved.device)
         self.manager = CaptureManager(
             resolved.table,
             self.buffers,
@@ -103,7 +110,7 @@ class ModelRunner:
                 rejection=self.sizes.rejection,
             ),
             prepare=self._prepare,
-            run_program=_run_native,
+            run_program=library.load().run_calls if native else _no_native_calls,
             stream=stream,
         )
         self.edge = Edge(self.buffers, stream)
@@ -172,8 +179,17 @@ class ModelRunner:
 
     def _replay(self, batch: step_batch.DecodeBatch, tier: str) -> ShapeKey:
         """Write a cell's inputs and replay it."""
+        key = self._plan(batch, tier)
         num_reqs = len(batch.requests)
-        key = self.manager.dispatch(num_reqs, batch.longest, tier)
+        num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
+        self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
+        return key
+
+    @traced(PLAN)
+    def _plan(self, batch: step_batch.DecodeBatch, tier: str) -> ShapeKey:
+        """Write and send the inputs of the batch's cell, and plan attention over them."""
+        key = self.manager.dispatch(len(batch.requests), batch.longest, tier)
+        self.manager.make_ready(key)
         cell, state = self._cell(key), self._state
         inputs = self._inputs_of(cell, tier)
         step_batch.write_decode(inputs, key, state, batch)
@@ -189,10 +205,9 @@ class ModelRunner:
             step_batch.write_custom(inputs, key, batch, logits)
         self.decoder.attention.plan(cell.forward.attention, host)
         self.edge.send(cell.views, inputs)
-        num_tokens = num_reqs + int(batch.num_draft_tokens.sum())
-        self.manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
         return key
 
+    @traced(PREFILL)
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Fill the KV rows of prompt chunks; outside the table, counted."""
         for part in split_chunks(chunks, MAX_PREFILL_ROWS, self.sizes.num_state_rows):
@@ -218,6 +233,10 @@ class ModelRunner:
         """
         name = "raw_logits" if key.tier == CUSTOM else "logits"
         return self.buffers.cell(key)[name].view(key.num_reqs, key.query_len, -1)
+
+    def report(self) -> str:
+        """The table as captured and the choice of attention, printable."""
+        return f"{self.manager.report()}\n{self.attention_choice}"
 
     def close(self) -> None:
         """Drop graphs, buffers, weights and KV, so that their memory is free at once."""
@@ -264,10 +283,13 @@ class ModelRunner:
         views["allowed_drafts"][: key.num_reqs] = (key.query_len - 1) * variant
         self.edge.send(cell.views, views)
         self.stream.synchronize()
+        lens = np.full(key.num_reqs, key.query_len, dtype=np.int32)
+        host = HostRows(views["block_table"], views["query_start_loc"], lens)
+        self.decoder.attention.plan(cell.forward.attention, host)
 
 
-def _run_native(address: int, num_calls: int) -> None:
-    library.load().run_calls(address, num_calls)
+def _no_native_calls(address: int, num_calls: int) -> None:
+    raise AssertionError(f"{num_calls} native calls in a step without native ops")
 
 
 def tier_of(requests: Iterable[Request]) -> str:

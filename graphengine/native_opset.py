@@ -13,6 +13,7 @@ from graphengine.attention.base import AttentionShape
 from graphengine.attention.cpu import NativeAttention
 from graphengine.device_rows import DeviceRows
 from graphengine.draft_ops import NativeDraftOps
+from graphengine.kernels import build
 from graphengine.kernels.ops import check_contiguous, kernel_suffix, native_op
 from graphengine.models.hidden_states import HiddenStates, StoreSlots
 from graphengine.models.layers import LayerOps
@@ -44,6 +45,10 @@ class NativeOpSet:
         self._compiler = compiler
         self._layer_ops: dict[float, LayerOps] = {}
         self._scratch: Tensor | None = None  # of attention: no two calls overlap
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.name} {build.library_key()}"
 
     def layer_ops(self, rms_norm_eps: float) -> LayerOps:
         if rms_norm_eps not in self._layer_ops:

@@ -21,7 +21,7 @@ import torch
 from capture.cache import cache_key, machine_facts, read_entry, write_entry
 from graphengine import probe
 from graphengine.attention import cpu as attention_cpu
-from graphengine.kernels import build, ops
+from graphengine.kernels import ops
 from graphengine.models import native_ops, torch_ops
 from graphengine.models.decoder import Decoder
 from graphengine.opset import OpSet
@@ -85,14 +85,15 @@ def check_row_invariance(
         verifier,
         row_counts=counts,
         max_model_len=max_model_len,
-        opset=opset.name,
+        opset=opset.fingerprint,
     )
     entry = read_entry("numerics", key)
     cached = entry is not None and entry.get("invariant") is True
     if not cached:
         rows = max(counts)
-        for problem in problems(decoder, opset, verifier, rows=rows, max_model_len=max_model_len):
-            _check(problem, [count for count in counts if count <= problem.num_rows])
+        with torch.device(opset.device):  # where the problems' tensors are made
+            for one in problems(decoder, opset, verifier, rows=rows, max_model_len=max_model_len):
+                _check(one, [count for count in counts if count <= one.num_rows])
         write_entry("numerics", key, {"invariant": True})
     report = ProbeReport(cached=cached, seconds=time.perf_counter() - start)
     logger.info("row invariance holds (%.2f s)", report.seconds)
@@ -109,14 +110,13 @@ def probe_key(
 ) -> str:
     """Key of a remembered pass: everything that the probed code and its inputs depend on.
 
-    Arguments are those of `check_row_invariance`, and the name of the op set. The values of the
-    weights are not in it: no piece takes another path for them.
+    Arguments are those of `check_row_invariance`, and the fingerprint of the op set. The values of
+    the weights are not in it: no piece takes another path for them.
     """
     return cache_key(
         machine_facts()
         | {
             "pieces": _source_digest(),
-            "kernels": build.library_key(),
             "model": asdict(decoder.config),
             "dtype": decoder.weights.embed.dtype,
             "block_size": decoder.rope.block_size,

@@ -46,6 +46,11 @@ class OpSet(Protocol):
         """Of matrices, KV and hidden states."""
         ...
 
+    @property
+    def fingerprint(self) -> str:
+        """Changes with whatever decides which bits the ops give."""
+        ...
+
     def layer_ops(self, rms_norm_eps: float) -> LayerOps:
         """Layer operations whose norms have this epsilon."""
         ...

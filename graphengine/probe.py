@@ -66,7 +66,7 @@ def problems(
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator, device="cpu").to(opset.device)
 
     wide = max(1, min(rows, MOST_WIDE_BYTES // (16 * decoder.config.vocab_size)))
     yield from _row_problems(decoder, rows, wide, random)
@@ -277,7 +277,8 @@ def _verifier_problem(shape: VerifierShape, generator: torch.Generator) -> Probl
 
     def draw(high: int, *size: int) -> Tensor:
         size = (VERIFIED_BATCHES, num_rows, *size)
-        return torch.randint(high, size, generator=generator, dtype=torch.int32)
+        drawn = torch.randint(high, size, generator=generator, dtype=torch.int32, device="cpu")
+        return drawn.to(torch.get_default_device())
 
     targets = draw(VERIFIED_IDS, query_len)
     tokens = targets.roll(1, -1)  # the drafts are the targets of the rows before: confirmed,

@@ -14,9 +14,11 @@ import torch
 from capture.manager import resolve_graph_kind
 from capture.shapes import ShapeTable
 from graphengine.config import (
+    AttentionKind,
     EngineConfig,
     SpeculativeConfig,
     check_compile_mode,
+    is_native,
     resolve_device,
     resolve_dtype,
 )
@@ -88,6 +90,8 @@ class ResolvedConfig:
     scheduler: SchedulerConfig
     num_blocks: int
     draft: DraftPlan | None = None  # of a proposer that carries a model
+    attention: AttentionKind = "auto"
+    async_steps: int = 0
 
 
 def resolve(
@@ -105,6 +109,10 @@ def resolve(
     check_supported(model, dtype)
     device = resolve_device(config.device)
     check_compile_mode(config.capture, device)
+    if is_native(config.capture, device) and config.attention not in ("auto", "native"):
+        raise ValueError(
+            f"attention={config.attention!r}: allowed on device {device.type} are auto, native"
+        )
     resolve_graph_kind(config.capture, device)
     speculative = SpeculativeConfig.resolve(config.speculative)
     _check_async_steps(config, speculative)
@@ -151,6 +159,8 @@ def resolve(
             draft=draft,
         ),
         draft=draft,
+        attention=config.attention,
+        async_steps=config.async_steps,
     )
 
 

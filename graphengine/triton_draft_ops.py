@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.models.hidden_states import HiddenStates
 from graphengine.models.layers import LayerOps
 from graphengine.triton_kernels import rows
@@ -36,12 +36,12 @@ class TritonDraftOps:
         self.embed = layer_ops.embed
         self.rms_norm = layer_ops.rms_norm
         self.linear = layer_ops.linear
-        self.zero_first = PythonOp("zero_first", rows.zero_first)
-        self.concat = PythonOp("concat_rows", rows.concat_rows)
-        self.take_rows = PythonOp("take_rows", rows.take_rows)
-        self.shift_tokens = PythonOp("shift_tokens", rows.shift_tokens)
-        self.choose = PythonOp("choose_drafts", ChooseDrafts(draft_sampling))
-        self._load_slots = PythonOp("load_slots", rows.load_slots)
+        self.zero_first = CompiledOp("zero_first", rows.zero_first)
+        self.concat = CompiledOp("concat_rows", rows.concat_rows)
+        self.take_rows = CompiledOp("take_rows", rows.take_rows)
+        self.shift_tokens = CompiledOp("shift_tokens", rows.shift_tokens)
+        self.choose = CompiledOp("choose_drafts", ChooseDrafts(draft_sampling))
+        self._load_slots = CompiledOp("load_slots", rows.load_slots)
         self._states = None if hidden_states is None else hidden_states.storage
 
     def load_slots(self, out: Tensor, slots: Tensor) -> None:

@@ -8,12 +8,15 @@ triton interprets its kernels.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
+import triton
 
 from capture.compile import PieceCompiler
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.attention.base import AttentionShape
 from graphengine.attention.triton import TritonAttention
 from graphengine.device_rows import DeviceRows
@@ -70,6 +73,18 @@ class TritonOpSet:
         self._partials: Tensor | None = None  # of attention: no two calls overlap
         self._layer_ops: dict[float, LayerOps] = {}
 
+    @property
+    def fingerprint(self) -> str:
+        """Of sources, compiler and device."""
+        package = Path(__file__).parent
+        sources = [*package.glob("**/triton*.py"), *package.glob("triton_kernels/*.py")]
+        digest = hashlib.blake2b(digest_size=12)
+        for source in sorted(sources):
+            digest.update(source.read_bytes())
+        is_cuda = self.device.type == "cuda"
+        device = torch.cuda.get_device_name(self.device) if is_cuda else "interpreted"
+        return f"{self.name} {digest.hexdigest()} triton {triton.__version__} {device}"
+
     def layer_ops(self, rms_norm_eps: float) -> LayerOps:
         if rms_norm_eps not in self._layer_ops:
             ops = TritonOps(rms_norm_eps, self._scratch)
@@ -88,7 +103,7 @@ class TritonOpSet:
         return attention
 
     def verifier(self) -> GreedyVerify:
-        return PythonOp("greedy_verify", greedy_verify)
+        return CompiledOp("greedy_verify", greedy_verify)
 
     def sampler(self, state: SamplerState, *, rejection: bool) -> CellOp:
         return TritonSampler(state, rejection=rejection)
@@ -100,7 +115,7 @@ class TritonOpSet:
         return TritonLogprobs()
 
     def store_slots(self) -> StoreSlots:
-        return PythonOp("store_slots", store_slots)
+        return CompiledOp("store_slots", store_slots)
 
     def draft_ops(
         self,

@@ -107,7 +107,8 @@ class EagleProposer(ModelBasedProposer):
         load(opened.checkpoint, weights, [block.destinations() for block in self._blocks])
         self._embedding = embedding
         self._head = runtime.target_head if weights.head is None else weights.head
-        self._ones = torch.ones(opened.target.hidden_size)  # gains are in fc: see `load`
+        # Gains are in fc: see `load`.
+        self._ones = torch.ones(opened.target.hidden_size, device=runtime.device)
 
     def variants(self) -> Iterator[tuple[str, ModelBasedProposer]]:
         """Flags turned round, inputs swapped, ids without their table, the target's head."""

@@ -66,9 +66,10 @@ class MockModelProposer(ModelBasedProposer):
                 weight.zero_()
         hidden, vocab_size = architecture.hidden_size, runtime.vocab_size
         num_states = len(shape.taps) * hidden
-        self._projection = torch.zeros(hidden, num_states, dtype=runtime.dtype)
-        self._head = torch.zeros(vocab_size, hidden, dtype=runtime.dtype)
-        self._bias = torch.zeros(vocab_size)
+        dtype, device = runtime.dtype, runtime.device
+        self._projection = torch.zeros(hidden, num_states, dtype=dtype, device=device)
+        self._head = torch.zeros(vocab_size, hidden, dtype=runtime.dtype, device=runtime.device)
+        self._bias = torch.zeros(vocab_size, device=runtime.device)
         self._bias[UNTOUCHED] = _CERTAIN
         self._mirror = DraftMirror(
             self.name, runtime, self.ops, lookahead=shape.lookahead, num_states=num_states

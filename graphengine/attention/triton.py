@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.attention.base import AttentionBatch, AttentionShape, HostRows
 from graphengine.triton_kernels.attention import paged_attention
 
@@ -43,7 +43,7 @@ class TritonAttention:
             )
         self._shape = shape
         self.scratch = torch.zeros(SCRATCH_FLOATS, device=device) if scratch is None else scratch
-        self._op = PythonOp("paged_attention", self._launch)
+        self._op = CompiledOp("paged_attention", self._launch)
 
     def plan(self, batch: AttentionBatch, host: HostRows) -> None:
         """Nothing: the kernel reads lengths and tables from the batch's tensors."""

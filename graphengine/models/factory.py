@@ -31,6 +31,17 @@ def check_supported(config: ModelConfig, dtype: torch.dtype) -> None:
         )
 
 
+def attention_shape(config: ModelConfig, block_size: int) -> AttentionShape:
+    """Sizes of a model's heads over a cache of that block size."""
+    return AttentionShape(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        sliding_window=config.sliding_window,
+    )
+
+
 class LayerFactory:
     """Makes decoders and single layers.
 
@@ -46,14 +57,7 @@ class LayerFactory:
 
     def attention(self, config: ModelConfig, *, block_size: int) -> AttentionBackend:
         """Attention for the heads of a model."""
-        shape = AttentionShape(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=block_size,
-            sliding_window=config.sliding_window,
-        )
-        return self.opset.attention(shape)
+        return self.opset.attention(attention_shape(config, block_size))
 
     def decoder(
         self,
@@ -61,14 +65,15 @@ class LayerFactory:
         weights: DecoderWeights,
         kv_caches: Sequence[Tensor],
         hidden_states: HiddenStates | None = None,
+        attention: AttentionBackend | None = None,
     ) -> Decoder:
-        """A whole model over its KV caches."""
+        """A whole model over its KV caches; with attention of its own, or (None) the op set's."""
         return Decoder(
             config,
             weights,
             kv_caches,
             ops=self.opset.layer_ops(config.rms_norm_eps),
-            attention=self.attention(config, block_size=kv_caches[0].shape[2]),
+            attention=attention or self.attention(config, block_size=kv_caches[0].shape[2]),
             rope=self._rope(config, kv_caches[0].shape[2]),
             hidden_states=hidden_states,
         )

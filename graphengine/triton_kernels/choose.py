@@ -24,7 +24,6 @@ from graphengine.triton_kernels.chunks import (
     scaled,
     spec,
     weight,
-    word_of,
 )
 from graphengine.triton_kernels.noise import (
     DRAFT,
@@ -37,15 +36,15 @@ from graphengine.triton_kernels.noise import (
 from graphengine.triton_kernels.sample import empty_best, joined_best, total_weight
 from graphengine.triton_kernels.specs import KernelSpec
 from proposers.base import DraftSampling
-from proposers.requests import REQUEST
-from proposers.requests import WORDS as REQUEST_WORDS
 
 Tensor = torch.Tensor
 
-TEMPERATURE = word_of("temperature", REQUEST)
-SEED = word_of("seed_low", REQUEST)  # then seed_high and choice
-NUM_TOKENS = word_of("num_tokens", REQUEST)
-WORDS = tl.constexpr(REQUEST_WORDS)
+# A request's row of words, as `proposers/requests.py` has it: temperature, the seed's low and high,
+# choice, and the position of the first draft.
+WORDS = tl.constexpr(5)
+TEMPERATURE = tl.constexpr(0)
+SEED = tl.constexpr(1)
+NUM_TOKENS = tl.constexpr(4)
 _JOIN_OPTIONS = OPTIONS | {"num_warps": 1}
 
 

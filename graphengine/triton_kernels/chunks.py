@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -29,10 +28,10 @@ NONE = tl.constexpr(float("-inf"))
 NO_KEY = tl.constexpr(0x7F800000)  # the key of -inf, the largest
 
 
-def word_of(name: str, entry: np.dtype[Any] = DTYPE) -> tl.constexpr:
-    """Where a field of what describes a request lies in its row of words."""
-    assert entry.fields is not None
-    return tl.constexpr(entry.fields[name][1] // 4)
+def word_of(name: str) -> tl.constexpr:
+    """Where a field of a request's settings lies in its row of words."""
+    assert DTYPE.fields is not None
+    return tl.constexpr(DTYPE.fields[name][1] // 4)
 
 
 WORDS = tl.constexpr(DTYPE.itemsize // 4)

@@ -11,9 +11,15 @@ import triton
 import triton.language as tl
 
 from graphengine.models.layers import Rope
+from graphengine.triton_kernels.chunks import check_contiguous
+from graphengine.triton_kernels.rows import check_summed, inverse_rms
 from graphengine.triton_kernels.specs import KernelSpec
 
 Tensor = torch.Tensor
+
+# One warp: with more, several would load a number that one of them replaces. No fusion: products
+# and sums are rounded one by one, as on CPU.
+_OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
 
 
 def rope_write(
@@ -33,6 +39,8 @@ def rope_write(
         rows: positions and slot_mapping [T] int32.
         norms: weights [dim] of q and of k, or None twice.
     """
+    check_summed(qkv, kv_cache, *tables, *(norm for norm in norms if norm is not None))
+    check_contiguous(*rows)
     num_heads = rope.num_heads + 2 * rope.num_kv_heads
     half = rope.head_dim // 2
     _rope_write[(len(qkv), num_heads)](
@@ -48,6 +56,7 @@ def rope_write(
         BLOCK_SIZE=rope.block_size,
         HAS_NORM=norms[0] is not None,
         EPS=eps,
+        **_OPTIONS,
     )
 
 
@@ -78,10 +87,10 @@ def _rope_write(
     second = tl.load(at + HALF, mask=mask, other=0.0)
     if head < NUM_HEADS + NUM_KV_HEADS:
         if HAS_NORM:
-            scale = 1.0 / tl.sqrt(tl.sum(first * first + second * second) / dim + EPS)
+            scale = inverse_rms(tl.sum(first * first + second * second), dim, EPS)
             weight = q_norm if head < NUM_HEADS else k_norm
-            first *= scale * tl.load(weight + lanes, mask=mask, other=0.0)
-            second *= scale * tl.load(weight + HALF + lanes, mask=mask, other=0.0)
+            first = first * scale * tl.load(weight + lanes, mask=mask, other=0.0)
+            second = second * scale * tl.load(weight + HALF + lanes, mask=mask, other=0.0)
         angle = tl.load(positions + t).to(tl.int64) * HALF + lanes
         cosine = tl.load(cosines + angle, mask=mask, other=0.0)
         sine = tl.load(sines + angle, mask=mask, other=0.0)
@@ -118,11 +127,12 @@ def _spec(name: str, heads: tuple[int, int, int], element: str, *, norm: bool) -
         tensors |= {key: value for key, value in weights.items() if value is not None}
     else:
         constants |= weights
-    return KernelSpec(name, _rope_write, tensors, constants)
+    return KernelSpec(name, _rope_write, tensors, constants, _OPTIONS)
 
 
 COMPILED: tuple[KernelSpec, ...] = (
     _spec("rope and write 9/3x64 bf16", (9, 3, 64), "*bf16", norm=False),
     _spec("rope and write 32/8x128 normed bf16", (32, 8, 128), "*bf16", norm=True),
     _spec("rope and write 32/8x80 fp32", (32, 8, 80), "*fp32", norm=False),
+    _spec("rope and write 32/8x80 normed fp32", (32, 8, 80), "*fp32", norm=True),
 )

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from graphengine.triton_kernels.chunks import check_contiguous
 from graphengine.triton_kernels.specs import KernelSpec
 
 Tensor = torch.Tensor
@@ -17,27 +18,32 @@ Tensor = torch.Tensor
 COLUMNS = 1024  # of a row that one program moves
 NORM_COLUMNS = 4096  # of a row that are in flight at once
 CHUNK = 4096  # of a vocabulary that one program searches
+ALIGNMENT = 16  # bytes
 
 
 def embed(out: Tensor, table: Tensor, token_ids: Tensor) -> None:
     """out [T, hidden] fp32 = table[token_ids]."""
-    _gather[_grid(out)](out, table, token_ids, WIDTH=out.shape[1], COLUMNS=COLUMNS)
+    take_rows(out, table, token_ids)
 
 
 def take_rows(out: Tensor, x: Tensor, rows: Tensor) -> None:
-    """out [R, hidden] = x[rows]."""
+    """out [R, hidden] fp32 = x[rows]."""
+    check_contiguous(out, x, rows)
+    assert out.shape[1] == x.shape[1], "a row is as wide as the one it is made of"
     _gather[_grid(out)](out, x, rows, WIDTH=out.shape[1], COLUMNS=COLUMNS)
 
 
 def load_slots(out: Tensor, storage: Tensor, slots: Tensor) -> None:
     """out [T, width] fp32 = storage [slots, width][slots]."""
-    _gather[_grid(out)](out, storage, slots, WIDTH=out.shape[1], COLUMNS=COLUMNS)
+    take_rows(out, storage, slots)
 
 
 def store_slots(
     storage: Tensor, x: Tensor, slots: Tensor, column: int, num_null_slots: int
 ) -> None:
     """storage[slots, column:] = x [T, hidden], but for slots below `num_null_slots`."""
+    check_contiguous(storage, x, slots)
+    assert column + x.shape[1] <= storage.shape[1], "rows of x fit into those of storage"
     _scatter[_grid(x)](
         storage,
         x,
@@ -52,17 +58,21 @@ def store_slots(
 
 def zero_first(out: Tensor, positions: Tensor) -> None:
     """out [T, hidden] = 0 where positions are 0."""
+    check_contiguous(out, positions)
     _zero[_grid(out)](out, positions, WIDTH=out.shape[1], COLUMNS=COLUMNS)
 
 
 def concat_rows(out: Tensor, first: Tensor, second: Tensor) -> None:
     """out [T, a + b] = first [T, a], second [T, b] side by side."""
+    check_contiguous(out, first, second)
+    assert out.shape[1] == first.shape[1] + second.shape[1], "out is as wide as both"
     widths = {"A": first.shape[1], "B": second.shape[1]}
     _concat[_grid(out)](out, first, second, **widths, COLUMNS=COLUMNS)
 
 
 def shift_tokens(out: Tensor, token_ids: Tensor, last_rows: Tensor, new: Tensor) -> None:
     """Each request's tokens moved up by one, `new` in its last live row; out may be token_ids."""
+    check_contiguous(out, token_ids, last_rows, new)
     width = len(token_ids) // len(last_rows)
     _shift[(len(last_rows),)](
         out, token_ids, last_rows, new, WIDTH=width, BLOCK=triton.next_power_of_2(width)
@@ -71,9 +81,10 @@ def shift_tokens(out: Tensor, token_ids: Tensor, last_rows: Tensor, new: Tensor)
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, *, eps: float) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight, by row; x may be out."""
+    check_summed(out, x, weight)
     width = x.shape[1]
     block = min(NORM_COLUMNS, triton.next_power_of_2(width))
-    _rms_norm[(len(x),)](out, x, weight, WIDTH=width, BLOCK=block, EPS=eps)
+    _rms_norm[(len(x),)](out, x, weight, WIDTH=width, BLOCK=block, EPS=eps, **_norm_options(width))
 
 
 def argmax(out: Tensor, logits: Tensor, values: Tensor, indices: Tensor) -> None:
@@ -82,18 +93,39 @@ def argmax(out: Tensor, logits: Tensor, values: Tensor, indices: Tensor) -> None
     Args:
         values, indices: fp32 and int32 scratch, at least T * ceil(vocab / CHUNK) each.
     """
+    check_contiguous(out, logits, values, indices)
     num_rows, width = logits.shape
     chunks = triton.cdiv(width, CHUNK)
     assert num_rows * chunks <= len(values), f"argmax of {num_rows} rows has no scratch"
     _best_of_chunk[(num_rows, chunks)](values, indices, logits, WIDTH=width, BLOCK=CHUNK)
     _best_of_row[(num_rows,)](
-        out, values, indices, CHUNKS=chunks, BLOCK=triton.next_power_of_2(chunks), NONE=width
+        out,
+        values,
+        indices,
+        CHUNKS=chunks,
+        BLOCK=triton.next_power_of_2(chunks),
+        NONE=width,
+        num_warps=1,
     )
 
 
 def argmax_floats(max_rows: int, vocab: int) -> int:
     """Scratch of `argmax`, its halves being `values` and `indices`."""
-    return 2 * max_rows * triton.cdiv(vocab, CHUNK)
+    return 2 * max_rows * -(-vocab // CHUNK)
+
+
+def check_summed(*tensors: Tensor) -> None:
+    """The layout of what a kernel adds up.
+
+    For other addresses Triton compiles another kernel, which may add in another order.
+    """
+    check_contiguous(*tensors)
+    for tensor in tensors:
+        assert tensor.data_ptr() % ALIGNMENT == 0, "kernels that add take aligned tensors"
+
+
+def _norm_options(width: int) -> dict[str, int]:
+    return {"num_warps": 4 if width <= 1024 else 8}
 
 
 def _grid(rows: Tensor) -> tuple[int, int]:
@@ -169,14 +201,21 @@ def _shift(out, token_ids, last_rows, new, WIDTH: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
+def inverse_rms(sum_of_squares, WIDTH: tl.constexpr, EPS: tl.constexpr):
+    """1 / sqrt(mean + eps), each step correctly rounded as on CPU; `/` and sqrt are not."""
+    mean = tl.div_rn(sum_of_squares, tl.full((), WIDTH, tl.float32))
+    return tl.div_rn(tl.full((), 1.0, tl.float32), tl.sqrt_rn(mean + EPS))
+
+
+@triton.jit
 def _rms_norm(out, x, weight, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * WIDTH
     squares = tl.zeros([BLOCK], dtype=tl.float32)
     for first in tl.static_range(0, WIDTH, BLOCK):
         columns = first + tl.arange(0, BLOCK)
         part = tl.load(x + row + columns, mask=columns < WIDTH, other=0.0)
-        squares += part * part
-    scale = 1.0 / tl.sqrt(tl.sum(squares) / WIDTH + EPS)
+        squares = tl.fma(part, part, squares)  # written out, so that no compiler chooses
+    scale = inverse_rms(tl.sum(squares), WIDTH, EPS)
     for first in tl.static_range(0, WIDTH, BLOCK):
         columns = first + tl.arange(0, BLOCK)
         mask = columns < WIDTH
@@ -228,7 +267,7 @@ def _norm(width: int) -> KernelSpec:
     block = min(NORM_COLUMNS, triton.next_power_of_2(width))
     constants = {"WIDTH": width, "BLOCK": block, "EPS": 1e-5}
     signature = dict.fromkeys(("out", "x", "weight"), "*fp32")
-    return KernelSpec(f"rms norm {width}", _rms_norm, signature, constants)
+    return KernelSpec(f"rms norm {width}", _rms_norm, signature, constants, _norm_options(width))
 
 
 def _argmax(vocab: int) -> list[KernelSpec]:
@@ -248,6 +287,7 @@ def _argmax(vocab: int) -> list[KernelSpec]:
             _best_of_row,
             pair | {"out": "*i32"},
             ends,
+            {"num_warps": 1},
         ),
     ]
 

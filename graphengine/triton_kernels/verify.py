@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from graphengine.sampling.verifier import NO_STOP
+from graphengine.triton_kernels.chunks import check_contiguous
 from graphengine.triton_kernels.specs import KernelSpec
 
 Tensor = torch.Tensor
@@ -24,6 +25,8 @@ def greedy_verify(
     max_new_tokens: Tensor,
 ) -> None:
     """Write `packed`; arguments are those of `sampling.verifier.greedy_verify`."""
+    check_contiguous(packed, target_ids, token_ids, query_len, num_draft_tokens)
+    check_contiguous(stop_ids, max_new_tokens)
     num_rows, width = packed.shape
     num_stops = stop_ids.shape[1]
     _verify[(num_rows,)](
@@ -38,6 +41,7 @@ def greedy_verify(
         BLOCK_W=triton.next_power_of_2(width),
         NUM_STOPS=num_stops,
         BLOCK_S=triton.next_power_of_2(num_stops),
+        num_warps=1,
     )
 
 
@@ -82,5 +86,6 @@ COMPILED: tuple[KernelSpec, ...] = (
         _verify,
         dict.fromkeys(_verify.arg_names[:7], "*i32"),
         {"WIDTH": 9, "BLOCK_W": 16, "NUM_STOPS": 64, "BLOCK_S": 64},
+        {"num_warps": 1},
     ),
 )

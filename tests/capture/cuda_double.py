@@ -73,6 +73,7 @@ class Double:
             "graph": graph,
             "stream": stream,
             "graph_pool_handle": lambda: (0, 1),
+            "get_rng_state": lambda device: torch.zeros(1),
             "memory_reserved": lambda device: 0,
             "memory_stats": lambda device: {"allocation.all.allocated": self.num_allocated},
         }

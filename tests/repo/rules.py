@@ -24,6 +24,7 @@ FORBIDDEN = {
 # What the engine may name of proposers: the protocol, the descriptions and the registry.
 OPEN_PROPOSER_MODULES = {"proposers"}
 OPEN_PROPOSER_MODULES |= {f"proposers.{name}" for name in ("base", "device", "info", "registry")}
+OPEN_PROPOSER_MODULES |= {"proposers.requests"}  # a layout that kernels read
 OPEN_PROPOSER_MODULES |= {"proposers.training"}  # the front of the package, not what is in it
 # Third parties that the package works without; only these may be imported inside a function.
 OPTIONAL_IMPORTS = {
@@ -37,6 +38,8 @@ OPTIONAL_IMPORTS = {
 }
 # Required, but seconds to import and not needed for prompts given as token ids.
 OPTIONAL_IMPORTS |= {"jinja2", "transformers"}
+# Our own modules that cannot be imported without one of the former.
+OPTIONAL_MODULES = {"graphengine.triton_opset"}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -166,6 +169,7 @@ def local_imports(root: Path) -> list[Violation]:
                 if not isinstance(node, ast.Import | ast.ImportFrom):
                     continue
                 modules = imported_modules(node, root, path) or ["(relative)"]
+                modules = [one for one in modules if one not in OPTIONAL_MODULES]
                 hidden = [m for m in modules if m.split(".")[0] not in OPTIONAL_IMPORTS]
                 if hidden:
                     message = f"{name} imports {', '.join(hidden)} inside a function"

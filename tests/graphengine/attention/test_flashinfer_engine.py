@@ -10,14 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from capture.shapes import ShapeKey
-from graphengine.attention.base import AttentionShape, HostRows
+from graphengine.attention.base import AttentionShape
 from graphengine.attention.flashinfer import FlashInferAttention, FlashInferSizes
-from graphengine.model_runner import ModelRunner
 from graphengine.native_opset import NativeOpSet
 from tests.graphengine.attention.flashinfer_double import NativeDouble
 from tests.graphengine.engine.checkpoints import Checkpoints
@@ -35,21 +32,12 @@ SIZES = FlashInferSizes(
 
 
 def use_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the ops of the CPU have this attention, planned before warm-up and capture as well."""
-    prepare = ModelRunner._prepare
+    """Let the ops of the CPU have this attention."""
 
     def attention(self: NativeOpSet, shape: AttentionShape) -> FlashInferAttention:
         return FlashInferAttention(self.dtype, shape, SIZES, device=self.device)
 
-    def prepare_and_plan(self: ModelRunner, key: ShapeKey, variant: int) -> None:
-        prepare(self, key, variant)
-        batch = self._cell(key).forward.attention
-        lens = np.full(key.num_reqs, key.query_len, dtype=np.int32)
-        host = HostRows(batch.block_table.numpy(), batch.query_start_loc.numpy(), lens)
-        self.decoder.attention.plan(batch, host)
-
     monkeypatch.setattr(NativeOpSet, "attention", attention)
-    monkeypatch.setattr(ModelRunner, "_prepare", prepare_and_plan)
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,12 @@ import torch
 
 from capture.shapes import ShapeKey
 from graphengine.engine import Engine
+from graphengine.kv.slot_audit import SlotAudit
 from graphengine.request import Request
 from graphengine.scheduler import PrefillChunk, StepPlan
 from proposers.base import Draft
 from proposers.model_based import ModelBasedProposer
+from tests.graphengine.kv.build import slots
 
 NAN = float("nan")
 
@@ -31,6 +33,9 @@ class DraftWatch:
         while not isinstance(proposer, ModelBasedProposer) and hasattr(proposer, "model"):
             proposer = proposer.model  # what is wrapped around it
         self.proposer = proposer if isinstance(proposer, ModelBasedProposer) else None
+        self._written: set[int] = set()
+        draft = {f"draft layer {index}": cache for index, cache in enumerate(self.caches)}
+        self._slots = SlotAudit(draft, engine.kv.block_size)
         if self.proposer is None:
             return
         drafting = engine.drafting
@@ -41,6 +46,15 @@ class DraftWatch:
     @property
     def caches(self) -> list[torch.Tensor]:
         return [] if self.proposer is None else list(self.proposer.runtime.kv_caches)
+
+    def begin(self) -> None:
+        """Before a step."""
+        self._slots.begin()
+        self._written = set()
+
+    def check(self) -> None:
+        """After it: no draft KV but the calls' own has changed."""
+        self._slots.check(self._written)
 
     def poison(self) -> None:
         """Fill what is not valid; a valid row that is wrong shows as a draft that is."""
@@ -81,6 +95,11 @@ class DraftWatch:
         assert (window["block_table"][num_reqs:] == 0).all(), f"stale block_table in {key}"
         cell = buffers.cell(key)
         assert (cell["draft.requests"][num_reqs:] == 0).all(), f"stale requests in {key}"
+        firsts = torch.arange(key.num_reqs, dtype=torch.int32)
+        assert torch.equal(cell["draft.last_rows"][num_reqs:], firsts[num_reqs:] * width), key
+        starts = torch.arange(key.num_reqs + 1, dtype=torch.int32)
+        assert torch.equal(cell["draft.loop_start"], starts), f"stale loop_start in {key}"
+        assert torch.equal(window["query_start_loc"], starts * width), f"stale starts in {key}"
         for name in ("loop_positions", "loop_slots"):
             steps = cell[f"draft.{name}"].view(key.query_len, key.num_reqs)
             assert (steps[:, num_reqs:] == 0).all(), f"stale {name} in {key}"
@@ -88,35 +107,22 @@ class DraftWatch:
         assert ids.min() >= 0, "a placeholder reaches the draft's embedding"
 
     def _spy_prefill(self, chunks: Sequence[PrefillChunk]) -> Any:
-        ends = [chunk.start + chunk.num_tokens for chunk in chunks]
-        return self._watched(
-            [chunk.request for chunk in chunks], ends, lambda: self._prefill(chunks)
-        )
+        for chunk in chunks:
+            self._may_write(chunk.request, chunk.start + chunk.num_tokens)
+        return self._prefill(chunks)
 
     def _spy_propose(self, plan: StepPlan) -> Draft:
         requests = [decode.request for decode in plan.decodes]
-        ends = [one.request.kv_len + 1 + one.max_draft_tokens for one in plan.decodes]
-        draft: Draft = self._watched(requests, ends, lambda: self._propose(plan))
+        for one in plan.decodes:
+            self._may_write(one.request, one.request.kv_len + 1 + one.max_draft_tokens)
+        draft = self._propose(plan)
         if draft.draft_kv_lens is not None:
             self._check_numbers(requests, draft.draft_kv_lens.tolist())
         return draft
 
-    def _watched(self, requests: Sequence[Request], ends: Sequence[int], call: Any) -> Any:
-        size = self._engine.kv.block_size
-        mine = torch.zeros(self._engine.kv.pool.num_blocks, size, dtype=torch.bool)
-        mine[0] = True  # the null block, where padding may write
-        for request, end in zip(requests, ends, strict=True):
-            table = request.block_table.block_ids
-            for slot in range(max(request.draft_kv_len - 1, 0), end):
-                mine[table[slot // size], slot % size] = True
-        before = [cache.clone() for cache in self.caches]
-        mine = mine.to(before[0].device)
-        found = call()
-        for old, new in zip(before, self.caches, strict=True):
-            bits = torch.int32 if old.dtype == torch.float32 else torch.int16
-            changed = (old.view(bits) != new.view(bits)).any(-1).any(-1).any(1)
-            assert not (changed & ~mine).any(), "draft KV written that the call does not own"
-        return found
+    def _may_write(self, request: Request, end: int) -> None:
+        first = max(request.draft_kv_len - 1, 0)
+        self._written.update(slots(self._engine.kv, request, first, max(first, end)))
 
     def _check_numbers(self, requests: Sequence[Request], draft_kv_lens: Sequence[int]) -> None:
         size = self._engine.kv.block_size

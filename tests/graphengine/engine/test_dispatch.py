@@ -28,13 +28,15 @@ LONG = SamplingParams(max_tokens=None, ignore_eos=True)
 
 
 @pytest.mark.parametrize(
-    ("max_num_seqs", "k", "ladder"), [(6, 6, None), (11, 3, None), (1, 3, None), (3, 8, (4,))]
+    ("max_num_seqs", "k", "ladder"),
+    [(6, 6, None), (33, 3, None), (11, 3, None), (1, 3, None), (3, 8, (4,))],
 )
 def test_the_whole_grid_replays_captured_cells(
     max_num_seqs: int, k: int, ladder: tuple[int, ...] | None, checkpoints: Checkpoints
 ) -> None:
     """Batches that silently run eager, for which no cell was captured (case 16)."""
     setup = Setup(k=k, max_num_seqs=max_num_seqs, max_model_len=512, draft_lengths=ladder)
+    setup = replace(setup, graph="tape" if max_num_seqs < 20 else "compiled", block_size=16)
     proposer = FixedLength()
     harness = Harness(setup.start(checkpoints.get(), proposer), poison=False)
     engine = harness.engine

@@ -12,6 +12,8 @@ from graphengine.kernels.library import load
 from graphengine.sampling.reference import RowSettings
 from proposers.base import DraftSampling, RequestSampling
 from proposers.drafting import DraftSampler
+from proposers.requests import REQUEST
+from proposers.requests import WORDS as REQUEST_WORDS
 from tests.graphengine.kernels.calls import Kernels
 from tests.graphengine.kernels.test_draft import REQUESTS, Runtime, choose
 from tests.graphengine.kernels.test_draft import (
@@ -21,11 +23,23 @@ from tests.graphengine.kernels.test_sample import Block
 
 pytest.importorskip("triton")
 
+from graphengine.triton_kernels import choose as kernels
 from graphengine.triton_kernels import chunks
 from tests.graphengine.triton_kernels.launchers import Launchers
 
 TRITON = Launchers()
 SAMPLINGS = get_args(DraftSampling)
+
+
+def test_a_request_is_laid_out_as_proposers_write_it() -> None:
+    """Guards a field that has moved on one side of a border that no import crosses."""
+    assert REQUEST.fields is not None
+    found = {name: field[1] // 4 for name, field in REQUEST.fields.items()}
+    assert kernels.WORDS.value == REQUEST_WORDS
+    assert kernels.TEMPERATURE.value == found["temperature"]
+    assert kernels.NUM_TOKENS.value == found["num_tokens"]
+    seed = kernels.SEED.value
+    assert [found[name] for name in ("seed_low", "seed_high", "choice")] == [*range(seed, seed + 3)]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -109,6 +109,19 @@ def test_what_fp32_cannot_tell_apart_float64_does() -> None:
     assert best(torch.ones(16), words, log=True)[1] == 7
 
 
+def test_sums_within_the_rough_ones_rounding_are_told_apart() -> None:
+    """Guards an exact pass over the roughly largest alone: pairs a rounding of fp32 apart."""
+    words = np.random.default_rng(0).integers(0, 1 << 32, (30, 16), dtype=np.uint64)
+    gumbels = -np.log(-np.log1p(-(words + 0.5) * 2.0**-32))
+    for trial in range(len(words)):
+        numbers = np.full(16, -40.0, dtype=np.float32)
+        numbers[4] = 0.0
+        numbers[9] = np.float32(gumbels[trial, 4] - gumbels[trial, 9])
+        sums = numbers.astype(np.float64) + gumbels[trial]
+        _, lane = best(torch.from_numpy(numbers), words[trial].tolist())
+        assert lane == (4 if sums[4] >= sums[9] else 9)
+
+
 def test_nothing_is_chosen_where_nothing_is_live() -> None:
     inf = float("inf")
     assert best(torch.full((16,), -inf), [5] * 16) == (-inf, 99)

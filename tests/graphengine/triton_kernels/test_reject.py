@@ -72,6 +72,15 @@ def test_a_wide_vocabulary_is_as_on_the_cpu(size: int, monkeypatch: pytest.Monke
         assert run(TRITON, processed, drafts, probs, seed=5) == wanted
 
 
+def test_a_draft_that_cannot_come_is_not_accepted() -> None:
+    """Guards strictness: u * 0 < 0 is false, for a draft that q cannot have given either."""
+    processed = torch.zeros(2, VOCAB)
+    processed[:, 3] = -float("inf")
+    q = np.full((1, VOCAB), 1 / (VOCAB - 1), dtype=np.float32)
+    q[0, 3] = 0.0
+    assert run(TRITON, processed, [3], q)[0] not in (3, -7)
+
+
 def test_the_fall_back_is_p() -> None:
     """Guards max(p - q, 0) of nothing: a q that is above p everywhere, and a draft p has not."""
     processed = torch.full((2, VOCAB), -float("inf"))
