@@ -6,11 +6,10 @@ import re
 import subprocess
 import sys
 from collections import Counter, deque
-from functools import partial
 
 from profiles.gpu_stages.base import Context, Stage
 
-_OUTCOME = re.compile(r"^(tests/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+_OUTCOME = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 _KEPT_LINES = 150  # of output: the failures are at its end
 _FOLDER = "tests/gpu"
 
@@ -38,7 +37,7 @@ def run_tests(context: Context, *arguments: str, marker: str = "gpu") -> None:
 
 def _stage(name: str, about: str, seconds: float, *arguments: str) -> Stage:
     def run(context: Context) -> None:
-        partial(run_tests, context)(*arguments)
+        run_tests(context, *arguments)
 
     return Stage(name=name, about=about, seconds=seconds, run=run)
 

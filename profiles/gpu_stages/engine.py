@@ -16,13 +16,13 @@ from graphengine.bench.workloads import encode, load_workloads
 from graphengine.config import EngineConfig, SpeculativeConfig
 from graphengine.engine import Engine
 from profiles.gpu_stages.base import TINY, Context, Stage
-from profiles.identity import PROMPTS, Cell, compare, run_pass
+from profiles.identity import LEVELS, PROMPTS, Cell, compare, run_pass
 
 MAX_TOKENS, MAX_MODEL_LEN = 64, 1024
 # Requests, drafts, graph, chunked prefill, prefix cache.
 CELLS = (
-    (8, 6, "cuda", True, True),
-    (1, 3, "cuda", False, False),
+    (8, 6, "auto", True, True),
+    (1, 3, "auto", False, False),
     (3, 2, "eager", True, False),
     (16, 1, "compiled", False, True),
 )
@@ -36,14 +36,14 @@ def identity(context: Context) -> None:
     """
     model, name = context.small_model()
     context.keep(model=name)
-    prompts = [one for group in load_workloads(PROMPTS).values() for one in group][::5]
+    every = 50 if context.device == "cpu" else 5
+    prompts = [one for group in load_workloads(PROMPTS).values() for one in group][::every]
     args = argparse.Namespace(
         model=model, dtype="bfloat16", max_model_len=MAX_MODEL_LEN, proposer="ngram",
         draft_model=None, override=None,
     )  # fmt: skip
     for values in CELLS:
-        names = Cell.__match_args__ or tuple(Cell.__dataclass_fields__)
-        cell = Cell(**dict(zip(names, values, strict=True)))
+        cell = Cell(**dict(zip(LEVELS, values, strict=True)))
         key = ", ".join(map(str, values))
         if context.has_row(key):
             continue

@@ -7,6 +7,7 @@ they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ class DeviceSetup(Setup):
             async_steps=self.async_steps,
             capture=capture,
         )
+
+
+def cases(on_cpu: Sequence[Any], on_cuda: Sequence[Any]) -> list[Any]:
+    """Parameters (device, value), fewer on the CPU."""
+    return [
+        *(pytest.param("cpu", one) for one in on_cpu),
+        *(pytest.param("cuda", one, marks=gpu) for one in on_cuda),
+    ]
 
 
 def distance(out: torch.Tensor, expected: torch.Tensor) -> float:

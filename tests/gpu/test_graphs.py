@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from graphengine.sampling.params import SamplingParams
-from tests.gpu.device import ENGINES, TARGET, DeviceSetup, draft_options
+from tests.gpu.device import ENGINES, TARGET, DeviceSetup, cases, draft_options
 from tests.graphengine.engine.harness import Harness, Job
 from tests.graphengine.engine.setups import scripted
 
@@ -85,8 +85,9 @@ def test_batches_that_shrink(device: str) -> None:
         assert run.logits == runs[0].logits, kind
 
 
-@pytest.mark.parametrize("name", ["ragged", "eagle3", "mtp", "draft_model"])
-@pytest.mark.parametrize("device", ENGINES)
+@pytest.mark.parametrize(
+    ("device", "name"), cases(["ragged", "eagle3"], ["ragged", "eagle3", "mtp", "draft_model"])
+)
 def test_ragged_drafts(device: str, name: str) -> None:
     """Another number of drafts for each request, in batches that shrink."""
     setup, jobs = replace(BASE, device=device), shrinking()
@@ -132,8 +133,7 @@ def test_padding_writes_to_no_live_slot(device: str) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("name", ["eagle3", "mtp"])
-@pytest.mark.parametrize("device", ENGINES)
+@pytest.mark.parametrize(("device", "name"), cases(["mtp"], ["eagle3", "mtp"]))
 def test_drafts_between_a_step_and_its_readers(device: str, name: str) -> None:
     """Case 13: log-probabilities of prompts around the rows of one forward, drafts in between."""
     found = []

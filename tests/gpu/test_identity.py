@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from graphengine.sampling.params import SamplingParams
-from tests.gpu.device import ENGINES, TARGET, DeviceSetup, draft_options, gpu
+from tests.gpu.device import TARGET, DeviceSetup, cases, draft_options, gpu
 from tests.graphengine.engine.harness import Harness
 from tests.parity.workload import Answer, answer_off, check_identity, make_jobs
 from tests.tiny import make_checkpoint
@@ -83,15 +83,12 @@ def check(
     harness.engine.close()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", PROPOSERS)
-@pytest.mark.parametrize("device", ENGINES)
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=gpu)])
+@pytest.mark.parametrize(("device", "name"), cases(["ngram", "mtp"], PROPOSERS))
 def test_streams_are_those_of_plain_decoding(
     device: str, name: str, dtype: str, answers_of: AnswersOf
 ) -> None:
     """Greedy requests with arrivals in bursts, aborts, shared prefixes and a pool that is short."""
-    if device == "cpu" and dtype == "float32" and name != "mtp":
-        pytest.skip("one is enough to test the test")
     off = replace(OFF, device=device, attention="triton", dtype=dtype)
     answers = answers_of(off, False)
     for seed, (k, num_blocks, prefix) in enumerate(RUNS[device]):
@@ -100,11 +97,8 @@ def test_streams_are_those_of_plain_decoding(
         check(setup, name, answers, seed=seed, num_requests=24 if device == "cuda" else 6)
 
 
-@pytest.mark.parametrize("name", PROPOSERS)
-@pytest.mark.parametrize("device", ENGINES)
+@pytest.mark.parametrize(("device", "name"), cases(["eagle3"], PROPOSERS))
 def test_sampled_streams(device: str, name: str, answers_of: AnswersOf) -> None:
-    if device == "cpu" and name != "eagle3":
-        pytest.skip("one is enough to test the test")
     off = replace(OFF, device=device, attention="triton", dtype="bfloat16")
     answers = answers_of(off, True)
     setup = replace(off, k=3, max_num_seqs=6, prefix=True)
