@@ -30,6 +30,7 @@ from graphengine.models.loader import open_model
 from graphengine.models.tokenizer import TOKENIZER_FILES
 from graphengine.models.weights import WeightSource
 
+_BESIDE: Final = ("tokenizer_config", "chat_template", "generation_config")
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
 
@@ -285,9 +286,9 @@ def inflate(
     values = _config(config, inflater, max_model_len or config.max_position_embeddings)
     (folder / "config.json").write_text(json.dumps(values, indent=1), encoding="utf-8")
     if opened.location.kind != "gguf":
-        for name in TOKENIZER_FILES:
-            if (opened.location.path / name).is_file():
-                shutil.copy(opened.location.path / name, folder / name)
+        for path in opened.location.path.iterdir():
+            if path.name in TOKENIZER_FILES or path.name.startswith(_BESIDE):
+                shutil.copy(path, folder / path.name)
     return folder
 
 

@@ -9,6 +9,7 @@ from statistics import median
 import torch
 
 from graphengine.attention.base import AttentionBackend, AttentionBatch, AttentionShape, HostRows
+from graphengine.attention.flashinfer import FlashInferAttention, FlashInferSizes
 from graphengine.attention.triton import TritonAttention
 from profiles.gpu_stages.base import Clock, Context, Stage
 
@@ -34,9 +35,7 @@ def batch_of(
 def flashinfer(
     num_reqs: int, query_len: int, kv_len: int, device: torch.device
 ) -> AttentionBackend:
-    """The backend with the invariant recipe. ImportError or ValueError where it cannot serve."""
-    from graphengine.attention.flashinfer import FlashInferAttention, FlashInferSizes
-
+    """The backend with the invariant recipe. ValueError where FlashInfer is missing."""
     sizes = FlashInferSizes(
         cells=frozenset({(num_reqs, query_len)}),
         max_num_reqs=num_reqs,

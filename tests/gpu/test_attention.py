@@ -16,6 +16,11 @@ from tests.gpu.device import PLACES, TOLERANCE, distance, gpu
 from tests.graphengine.kernels.calls import Context
 
 pytest.importorskip("triton")
+from graphengine.attention.flashinfer import (
+    FlashInferAttention,
+    FlashInferSizes,
+    check_supported,
+)
 from graphengine.attention.triton import TritonAttention
 from tests.graphengine.triton_kernels.test_attention import make_context, rows_of
 
@@ -66,19 +71,17 @@ def by_triton(context: Context, scratch: int) -> Attend:
 
 def by_flashinfer(context: Context) -> Attend:
     """Batches of one query length run in a cell's wrapper, all others in the shared one."""
-    module = pytest.importorskip("graphengine.attention.flashinfer")
+    pytest.importorskip("flashinfer")
     lengths = {(1, q) for q in range(1, 65)} | {(len(REQUESTS["cuda"]), q) for q in (1, 7)}
-    sizes = module.FlashInferSizes(
+    sizes = FlashInferSizes(
         cells=frozenset(lengths),
         max_num_reqs=16,
         max_num_rows=256,
         max_blocks=context.block_table.shape[1],
     )
     device = context.qkv.device
-    module.check_supported(context.cache.dtype, shape_of(context), device)
-    backend = module.FlashInferAttention(
-        context.cache.dtype, shape_of(context), sizes, device=device
-    )
+    check_supported(context.cache.dtype, shape_of(context), device)
+    backend = FlashInferAttention(context.cache.dtype, shape_of(context), sizes, device=device)
     return lambda one: attend(one, backend)
 
 
@@ -101,7 +104,7 @@ def check_rows(context: Context, run: Attend) -> None:
             (rows // 2, rows),
             (0, 1 + rows // 2),
         }:
-            part = run(rows_of(context, request, low, high))
+            part = run(moved(rows_of(context, request, low, high), str(out.device)))
             assert torch.equal(part, out[first + low : first + high]), (request, low, high)
 
 

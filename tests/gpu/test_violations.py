@@ -84,20 +84,6 @@ def test_a_sync_is_refused() -> None:
             bench.graph(fn)
 
 
-def test_a_sync_that_torch_does_not_see_breaks_the_capture() -> None:
-    bench = Bench()
-    waits = PythonOp("waits", lambda x: torch.cuda.synchronize())
-
-    def fn(views: Views) -> None:
-        step(views)
-        waits(views["x"])
-
-    with pytest.raises(RuntimeError):
-        bench.graph(fn)
-    torch.cuda.synchronize()
-    Bench().graph(step)  # and leaves the device usable
-
-
 def test_work_outside_an_op_is_refused() -> None:
     def fn(views: Views) -> None:
         step(views)
@@ -135,3 +121,17 @@ def test_scratch_that_is_read_before_it_is_written_shows() -> None:
     bench = Bench()
     graph = bench.graph(lambda views: add_up(views["sums"], views["doubled"]), debug=True)
     assert bench.replay(graph).isnan().all()
+
+
+def test_a_sync_that_torch_does_not_see_breaks_the_capture() -> None:
+    bench = Bench()
+    waits = PythonOp("waits", lambda x: torch.cuda.synchronize())
+
+    def fn(views: Views) -> None:
+        step(views)
+        waits(views["x"])
+
+    with pytest.raises(RuntimeError):
+        bench.graph(fn)
+    torch.cuda.synchronize()
+    Bench().graph(step)  # and leaves the device usable
