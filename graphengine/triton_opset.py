@@ -24,7 +24,7 @@ from graphengine.models.hidden_states import HiddenStates, StoreSlots
 from graphengine.models.layers import LayerOps
 from graphengine.models.torch_ops import TorchOps
 from graphengine.models.triton_ops import TritonOps
-from graphengine.opset import CellOp
+from graphengine.opset import GPU_PRODUCT_FLOATS, CellOp
 from graphengine.sampling.state import SamplerState
 from graphengine.sampling.triton import TritonLogprobs, TritonSampler
 from graphengine.sampling.verifier import GreedyVerify
@@ -37,7 +37,6 @@ from proposers.base import DraftSampling
 
 Tensor = torch.Tensor
 
-MOST_SCRATCH_FLOATS = 32 << 20  # products of more rows are computed in ranges, with the same bits
 ATTENTION_FLOATS_ON_CPU = 1 << 20  # interpreted: tiny models alone
 
 
@@ -67,7 +66,7 @@ class TritonOpSet:
         self.dtype = dtype
         self.device = device
         self._compiler = compiler
-        products = min(scratch_floats(max_rows, shapes), MOST_SCRATCH_FLOATS)
+        products = min(scratch_floats(max_rows, shapes), GPU_PRODUCT_FLOATS)
         needed = max(products, argmax_floats(max_rows, vocab_size))
         self._scratch = torch.zeros(needed, device=device)
         self._partials: Tensor | None = None  # of attention: no two calls overlap
