@@ -77,7 +77,7 @@ class Engine:
         self.drafting = Drafting(
             started.proposer,
             self.state,
-            self.runner.manager,
+            self.runner,
             vocab_size=resolved.model.vocab_size,
         )
         self._draft_limit = resolved.sizes.max_draft_tokens
@@ -347,7 +347,7 @@ class Engine:
     def _most_in_flight(self) -> int:
         """How many steps may be under way; none where the host must see tokens before a launch."""
         requests = [*self.scheduler.running, *self.scheduler.waiting]
-        waits = any(request.params.needs_tokens for request in requests)
+        waits = self.drafting.waits or any(one.params.needs_tokens for one in requests)
         return 0 if waits else self.config.async_steps
 
     def _cut(self, sampled: list[Sampled]) -> list[Sampled]:

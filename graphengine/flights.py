@@ -18,6 +18,9 @@ from graphengine.sampled import Sampled, read_sampled
 from graphengine.scheduler import ScheduledDecode
 from graphengine.tracing import VERIFY, traced
 from proposers.base import Draft
+from proposers.device_draft import DeviceDraft
+
+NO_DRAFT_KV = -(1 << 31)  # slots ahead of no number of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class _Flight:
     def num_rows(self, index: int) -> int:
         """Most tokens that it may bring."""
         return int(self.draft.num_draft_tokens[index]) + 1
+
+    def draft_kv_ahead(self, index: int) -> int:
+        """See `Request`; of a request that has no step behind this one."""
+        draft = self.draft
+        return int(draft.ahead[index]) if isinstance(draft, DeviceDraft) else NO_DRAFT_KV
 
 
 class Flights:
@@ -82,14 +90,18 @@ class Flights:
         return [one for index, one in enumerate(sampled) if flight.holds(index)]
 
     def recount(self, requests: Iterable[Request]) -> None:
-        """Bring up to date how many tokens are on their way to each."""
+        """Bring up to date how many tokens are on their way to each, and how much draft KV."""
         for request in requests:
-            request.num_in_flight = sum(
-                flight.num_rows(index)
+            held = [
+                (flight, index)
                 for flight in self._flights
                 for index, decode in enumerate(flight.decodes)
                 if decode.request is request and flight.holds(index)
-            )
+            ]
+            request.num_in_flight = sum(flight.num_rows(index) for flight, index in held)
+            if held:
+                flight, index = held[-1]
+                request.draft_kv_ahead = flight.draft_kv_ahead(index)
 
     def clear(self) -> None:
         """Forget all of them, once what is running has come to its end."""

@@ -49,6 +49,7 @@ from graphengine.scheduler import PrefillChunk
 from graphengine.target_attention import make_target_attention
 from graphengine.tracing import PLAN, PREFILL, traced
 from proposers.base import Draft
+from proposers.device_draft import DeviceDraft
 
 LIKELY = ("logprob_ids", "logprob_values", "logprob_ranks")
 
@@ -115,6 +116,7 @@ class ModelRunner:
         )
         self.edge = Edge(self.buffers, stream)
         self.stream = stream
+        self.device_rows = state.device
         self._state = state
         self._cells: dict[ShapeKey, _Cell] = {}
         self._packed = self.buffers.whole("packed").view(self.sizes.num_state_rows, -1)
@@ -164,7 +166,13 @@ class ModelRunner:
             draft: of these requests. Its distributions are looked at by rejection alone.
         """
         probs = None if draft.probs is None else draft.probs.detach().numpy()
-        batch = step_batch.DecodeBatch(requests, draft.token_ids, draft.num_draft_tokens, probs)
+        batch = step_batch.DecodeBatch(
+            requests,
+            draft.token_ids,
+            draft.num_draft_tokens,
+            probs,
+            draft if isinstance(draft, DeviceDraft) else None,
+        )
         tier = tier_of(requests)
         if tier == CUSTOM:
             self._replay(batch, LOGITS)
@@ -205,6 +213,9 @@ class ModelRunner:
             step_batch.write_custom(inputs, key, batch, logits)
         self.decoder.attention.plan(cell.forward.attention, host)
         self.edge.send(cell.views, inputs)
+        if batch.on_device is not None:
+            drafts = cell.views["draft_token_ids"].view(key.num_reqs, -1)
+            self.stream.run(partial(batch.on_device.copy_to, drafts))
         return key
 
     @traced(PREFILL)

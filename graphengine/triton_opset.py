@@ -121,9 +121,15 @@ class TritonOpSet:
         self,
         rms_norm_eps: float,
         hidden_states: HiddenStates | None,
+        rows: DeviceRows,
         *,
+        block_size: int,
         draft_sampling: DraftSampling,
-        vocab_size: int,
     ) -> TritonDraftOps:
-        ops = self.layer_ops(rms_norm_eps)
-        return TritonDraftOps(ops, hidden_states, draft_sampling=draft_sampling)
+        return TritonDraftOps(
+            self.layer_ops(rms_norm_eps),
+            hidden_states,
+            rows,
+            block_size=block_size,
+            draft_sampling=draft_sampling,
+        )

@@ -94,6 +94,7 @@ SPEC = ProposerSpec(
         kind="device",
         graph_safe=True,
         produces_probs=True,
+        needs_tokens=False,
         model="required",
     ),
     open=_open,

@@ -294,6 +294,7 @@ SPEC = ProposerSpec(
         graph_safe=True,
         needs_hidden_states=True,
         produces_probs=True,
+        needs_tokens=False,
         model="required",
     ),
     open=_open,

@@ -182,6 +182,7 @@ SPEC = ProposerSpec(
         graph_safe=True,
         needs_hidden_states=True,
         produces_probs=True,
+        needs_tokens=False,
         model="optional",
     ),
     open=_open,
