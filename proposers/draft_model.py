@@ -36,6 +36,7 @@ class DraftModelProposer(ModelBasedProposer):
     """
 
     name = "draft_model"
+    needs_tokens = False
 
     def __init__(self, runtime: DraftRuntime, opened: OpenedDecoder) -> None:
         super().__init__(

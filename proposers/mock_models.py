@@ -47,7 +47,6 @@ class MockModelProposer(ModelBasedProposer):
         script: what it drafts.
     """
 
-    needs_tokens = True  # a recording is looked up by them
     suspects = "the recording"
 
     def __init__(self, runtime: DraftRuntime, shape: Shape, script: MockProposer) -> None:

@@ -53,7 +53,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
     graph_safe = True
     needs_hidden_states = False
     produces_probs = True
-    needs_tokens = False
+    needs_tokens = True  # whether a subclass looks at drafts on the host; see `ProposerInfo`
     suspects = "the checkpoint, which may be of another target"
 
     def __init__(
