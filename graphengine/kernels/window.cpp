@@ -35,10 +35,9 @@ void prepare_window(int32_t* token_ids, int32_t* positions, int32_t* slot_mappin
     int32_t drafts = row == padding_row ? 0 : allowed_drafts[i];
     int64_t known = drafts > 0 ? num_tokens[row] : 0;
     int64_t end = drafts > 0 ? known - rule.shift : 0;
-    // What was filled for drafts stays so as long as they were accepted: before the last token.
-    int64_t valid = std::min<int64_t>(filled[i], known - 1);
-    int64_t start =
-        drafts > 0 ? std::min(std::max(std::max<int64_t>(end - rule.width, 0), valid), end - 1) : 0;
+    // Rows of drafts that were not accepted are filled in vain, but none of them is before the last.
+    int64_t first = std::max<int64_t>({end - rule.width, 0, filled[i]});
+    int64_t start = drafts > 0 ? std::min(first, end - 1) : 0;
     auto slot_of = [&](int64_t position) {
       int64_t block = block_table[i * table_stride + position / block_size];
       return static_cast<int32_t>(block * block_size + position % block_size);

@@ -87,9 +87,8 @@ def _prepare(
     shift = tl.load(rules + SHIFT)
     known = tl.where(drafting, tl.load(num_tokens + row), 0)
     end = tl.where(drafting, known - shift, 0)
-    valid = tl.minimum(tl.load(filled + i), known - 1)
-    start = tl.minimum(tl.maximum(tl.maximum(end - WIDTH, 0), valid), end - 1)
-    start = tl.where(drafting, start, 0)
+    start = tl.maximum(tl.maximum(end - WIDTH, 0), tl.load(filled + i))
+    start = tl.where(drafting, tl.minimum(start, end - 1), 0)
 
     j = tl.arange(0, BLOCK_W)
     slot = start + j

@@ -133,6 +133,25 @@ def test_a_self_draft_is_always_right(k: int, limits: tuple[int, ...], pair: Pai
     engine.close()
 
 
+TEXT = "def main(path: str) -> None:\n    for name in sorted(os.listdir(path)):\n        print("
+
+
+@pytest.mark.parametrize("pair", ["draft_model", "eagle1", "eagle3", "mtp"], indirect=True)
+def test_drafts_are_those_of_synchronous_stepping(pair: Pair) -> None:
+    """Draft KV of drafts that were not accepted; a window that begins behind the last right row."""
+    origins, limit = [], 120
+    for async_steps in (0, 1):
+        engine = pair.start(replace(SETUP, num_blocks=60, max_model_len=256), async_steps)
+        run = Run(engine)
+        run.add("a", tuple(TEXT.encode()), SamplingParams(max_tokens=limit, ignore_eos=True))
+        run.drain()
+        origins.append(run.requests["a"].token_origins)
+        engine.close()
+    common = limit - 2 * (SETUP.k + 1)  # near its end a request may have fewer drafts
+    assert origins[0][:common] == origins[1][:common]
+    assert {"accepted", "recovered"} <= set(origins[0][:common])
+
+
 @pytest.mark.parametrize("pair", ["self"], indirect=True)
 def test_steady_drafting_waits_for_nobody(pair: Pair) -> None:
     """Steps that are asynchronous in name, and land before each launch."""

@@ -78,7 +78,7 @@ def expected(chain: Chain, places: list[Drafting | None], table: Any, rows: Devi
             continue
         tokens = rows.token_ids[row_of(index)].tolist()
         end = one.num_tokens - chain.shift  # slots whose token is known
-        first = max(end - chain.width, 0, min(one.filled, one.num_tokens - 1))
+        first = max(end - chain.width, 0, one.filled)
         slots = list(range(min(first, end - 1), end))  # the last one is run at any rate
         for j, slot in enumerate(slots):
             t = index * chain.width + j
