@@ -87,7 +87,7 @@ class ProposeInputs:
     # int32 [num_reqs]: how many tokens a step under way may bring beyond token_ids, of which it
     # brings at least one; None: none are. Only for proposers with `needs_tokens=False`
     num_in_flight: TokenArray | None = None
-    # whether the drafts may stay where they are made (`device_draft.py`)
+    # whether drafts without `probs` may stay where they are made (`device_draft.py`)
     on_device: bool = False
 
     def __post_init__(self) -> None:

@@ -239,9 +239,9 @@ class ModelBasedProposer(StatelessProposer, ABC):
         kept = np.array([self.num_kept_drafts(count, k) for count in counts.tolist()])
         resting = np.where(in_flight > 0, -most, filled - lengths)
         ahead = np.where(live, kept - self.lookahead, resting).astype(np.int32)
-        if inputs.on_device:
-            drafts = self._cells.of(key).drafts
-            return DeviceDraft.of(drafts, counts, ahead, waits=bool(missing.any()))
+        cell = self._cells.of(key)
+        if inputs.on_device and cell.probs is None:
+            return DeviceDraft.of(cell.drafts, counts, ahead, waits=bool(missing.any()))
         draft_kv_lens = np.maximum(lengths + ahead, filled).astype(np.int32)
         if not live.any():
             return replace(Draft.empty(num_reqs, k), draft_kv_lens=draft_kv_lens)

@@ -8,6 +8,7 @@ of draft KV that was made of other tokens, or of none, shows as a draft that is 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from capture.stream import ThreadStream
+from graphengine import startup
 from graphengine.drafting import WAITS
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
@@ -141,7 +144,8 @@ def test_drafts_are_those_of_synchronous_stepping(pair: Pair) -> None:
     """Draft KV of drafts that were not accepted; a window that begins behind the last right row."""
     origins, limit = [], 120
     for async_steps in (0, 1):
-        engine = pair.start(replace(SETUP, num_blocks=60, max_model_len=256), async_steps)
+        setup = replace(SETUP, num_blocks=60, max_model_len=256)
+        engine = pair.start(setup, async_steps, self_check="error")
         run = Run(engine)
         run.add("a", tuple(TEXT.encode()), SamplingParams(max_tokens=limit, ignore_eos=True))
         run.drain()
@@ -167,6 +171,34 @@ def test_steady_drafting_waits_for_nobody(pair: Pair) -> None:
     assert in_flight[1:-2].count(0) <= 1
     assert WAITS not in engine.stats().eager_fallbacks
     engine.close()
+
+
+def _late() -> None:
+    time.sleep(0.001)
+
+
+@pytest.mark.parametrize("pair", ["self", "eagle3"], indirect=True)
+@pytest.mark.parametrize("verification", ["exact", "rejection"])
+def test_synchronous_steps_of_a_device_with_a_stream(
+    verification: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: drafts that are read too early, or with a request's own functions not at all."""
+    setup, asked = replace(SETUP, verification=verification), script(3)
+    sampling = {"exact": "coupled", "rejection": "probabilistic"}[verification]
+    runs = []
+    for delays in (False, True):
+        if delays:
+            monkeypatch.setattr(startup, "make_stream", lambda *given: ThreadStream(_late))
+        engine = pair.start(setup, 0, draft_sampling=sampling)
+        runs.append(serve(engine, asked, aborts=False))
+    assert any(one.params.needs_tokens for one in asked)
+    check_same(runs[1], runs[0], [replace(one, aborts=None) for one in asked])
+    pairs = [
+        (one.num_draft_tokens, one.num_accepted_tokens) for one in (r.engine.stats() for r in runs)
+    ]
+    assert pairs[0] == pairs[1]
+    for run in runs:
+        run.engine.close()
 
 
 @pytest.mark.parametrize("pair", ["mtp"], indirect=True)
