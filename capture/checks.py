@@ -152,13 +152,6 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
 
 
 @contextmanager
-def no_sync() -> Iterator[None]:
-    """While entered, reading a tensor back raises CaptureError."""
-    with _NoSync("a captured step"):
-        yield
-
-
-@contextmanager
 def capture_guard() -> Iterator[None]:
     """While entered, reading a tensor back and computing with torch both raise CaptureError.
 
@@ -190,15 +183,17 @@ def op_guard(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def replay_guard(device: torch.device) -> Iterator[None]:
+def replay_guard(device: torch.device, *, may_allocate: bool = False) -> Iterator[None]:
     """Around a replay: it allocates nothing on the device and leaves its generator as it was.
+
+    A tape's ops may allocate, for the time of a call: they are called, not replayed.
 
     On CPU, where memory is anybody's, `op_guard` has the allocations. Other threads must not use
     the device's allocator or generator meanwhile.
     """
     allocations, generator = _num_allocations(device), _generator_state(device)
     yield
-    if _num_allocations(device) != allocations:
+    if not may_allocate and _num_allocations(device) != allocations:
         raise CaptureError("replay has allocated memory: nothing may, behind capture")
     if not torch.equal(_generator_state(device), generator):
         raise CaptureError(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from capture.buffers import StaticBuffers
-from capture.checks import CaptureError, no_sync, replay_guard
+from capture.checks import CaptureError, replay_guard
 from capture.graph import StepFn
 from capture.shapes import ShapeKey
 from capture.stream import Event, Work
@@ -45,6 +45,9 @@ class CudaStream:
 
     def synchronize(self) -> None:
         torch.cuda.current_stream(self.device).synchronize()
+
+    def reset(self) -> None:
+        self.synchronize()
 
     def close(self) -> None:
         self.synchronize()
@@ -96,16 +99,16 @@ class CudaGraph:
         # Keeps every captured storage alive.
         self.calls = record_checked(fn, buffers, key, prepare).calls
         views = buffers.cell(key)
-        with no_sync():
-            for _ in range(NUM_WARM_UPS):
-                prepare(0)
-                stream.run(lambda: fn(views))
+        for _ in range(NUM_WARM_UPS):
+            prepare(0)
+            stream.run(lambda: fn(views))
         prepare(1)
         stream.synchronize()
         self._device = stream.device
+        torch.cuda.empty_cache()  # as capture does: what is reserved from here on is its own
         before = torch.cuda.memory_reserved(self._device)
         self._graph = torch.cuda.CUDAGraph()
-        with no_sync(), torch.cuda.graph(self._graph, pool=stream.pool, stream=stream.side):
+        with torch.cuda.graph(self._graph, pool=stream.pool, stream=stream.side):
             fn(views)
         self.num_bytes = max(0, torch.cuda.memory_reserved(self._device) - before)
         self._buffers = buffers

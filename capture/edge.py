@@ -97,6 +97,10 @@ class Edge:
         self._sent[self._at] = self._stream.record()
         self._at = (self._at + 1) % NUM_AREAS
 
+    def forget(self) -> None:
+        """What was on its way is given up, since the stream has failed."""
+        self._sent = [None] * NUM_AREAS
+
     def read(self, device: torch.Tensor) -> Reading:
         """Copy an output to the host, in the order of the stream; valid until the same is read
         again where the edge is direct, else for ever.

@@ -13,11 +13,15 @@ from typing import Protocol
 Work = Callable[[], None]
 
 
+class StreamError(RuntimeError):
+    """Work of a stream has failed, which is its cause; what came behind it was dropped."""
+
+
 class Event(Protocol):
     """A place in a stream."""
 
     def wait(self) -> None:
-        """Until all work before it has run; raises what that has raised."""
+        """Until all work before it has run; raises StreamError where some has failed."""
         ...
 
 
@@ -33,7 +37,11 @@ class Stream(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait until all that came before has run; raises what it has raised."""
+        """Wait until all that came before has run; raises StreamError where some has failed."""
+        ...
+
+    def reset(self) -> None:
+        """Wait likewise, and forget what has failed: work goes on behind it."""
         ...
 
     def close(self) -> None:
@@ -53,6 +61,9 @@ class InlineStream:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
+    def reset(self) -> None:
+        """Nothing to forget."""
+
     def close(self) -> None:
         """Nothing to stop."""
 
@@ -65,7 +76,7 @@ class _Passed:
 class ThreadStream:
     """Runs work in one thread of its own.
 
-    Once work has raised, all behind it is dropped until somebody waits, who gets the exception.
+    Once work has failed, all behind it is dropped until somebody waits, who gets a StreamError.
 
     Args:
         delay: called in the thread before each piece of work; for tests of other timings.
@@ -85,16 +96,21 @@ class ThreadStream:
     def synchronize(self) -> None:
         self.record().wait()
 
+    def reset(self) -> None:
+        if self._last is not None:
+            self._last.exception()
+        self._last = None
+
     def close(self) -> None:
         self._thread.shutdown()
 
     def wait_for(self, future: Future[None]) -> None:
-        """Until this piece of work has run; raises, once, what came before it has raised."""
-        try:
-            future.result()
-        finally:
-            if future is self._last:
-                self._last = None  # work behind it does not fail with it any more
+        """Until this piece of work has run; StreamError where it or what came before has failed."""
+        error = future.exception()
+        if future is self._last:
+            self._last = None  # work behind it does not fail with it any more
+        if error is not None:
+            raise StreamError(f"a step failed on the device: {error}") from error
 
 
 class _Place:
@@ -108,8 +124,8 @@ class _Place:
 
 
 def _run(before: Future[None] | None, delay: Work | None, work: Work) -> None:
-    if before is not None:
-        before.result()  # raises what it has raised
+    if before is not None and (error := before.exception()) is not None:
+        raise error
     if delay is not None:
         delay()
     work()

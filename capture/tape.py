@@ -159,7 +159,7 @@ class TapeGraph:
             return
         self._check_addresses()
         self._buffers.poison(("scratch", "output"))
-        with replay_guard(self._buffers.device):
+        with replay_guard(self._buffers.device, may_allocate=True):
             self._run(_run_guarded)
         self._buffers.poison(("input", "scratch"))
 

@@ -1,4 +1,4 @@
-"""The captured step: from token ids to accepted counts, and the static buffers that it runs over.
+"""The captured step: from requests' rows to accepted counts, and the static buffers it runs over.
 
 Owns the definition of the step, in two halves, and the list of its buffers by who writes them. The
 calls are what graphs capture: they run only ops, read nothing back to the host, and are the same
@@ -51,9 +51,11 @@ def buffer_specs(model: ModelConfig, sizes: RunnerSizes) -> list[BufferSpec]:
     return [
         *(rejection if sizes.rejection else ()),
         *(custom if sizes.custom_logits else ()),
-        _input("token_ids", ("T",)),
-        _input("positions", ("T",)),
-        _input("slot_mapping", ("T",)),
+        # Written by the host for a prefill, by the step's own first op in a cell.
+        *(
+            BufferSpec(name=name, shape=("T",), dtype=torch.int32, role="scratch")
+            for name in ("token_ids", "positions", "slot_mapping")
+        ),
         _input("block_table", ("R", sizes.max_blocks)),
         _input("query_start_loc", ("R+1",)),
         _input("query_len", (1,), cells_only=True),

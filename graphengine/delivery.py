@@ -6,10 +6,11 @@ those who are gone, which a proposer must be told. Ends requests that have reach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from graphengine.outputs import RequestOutput
 from graphengine.request import FinishReason, Request, answer_id
+from graphengine.sampled import Sampled
 from graphengine.streams import OutputStream
 from graphengine.tracing import EMIT, traced
 
@@ -55,6 +56,16 @@ class Delivery:
         return [request.request_id for request in requests if not request.is_finished]
 
     @traced(EMIT)
+    def cut(self, sampled: Sequence[Sampled]) -> list[Sampled]:
+        """End blocks at stop strings, which only text can show: as if nothing came after them."""
+        kept = []
+        for item in sampled:
+            request = item.decode.request
+            count = self.streams[request.request_id].num_to_stop(item.token_ids)
+            request.stop_length = None if count is None else request.num_tokens + count
+            kept.append(item if count is None else item.cut(count))
+        return kept
+
     def emit(self, requests: Iterable[Request]) -> None:
         """Make outputs of what was committed, and end what has reached its end."""
         ended = []

@@ -91,7 +91,9 @@ class EngineTeacher:
                 )
         block_size = CacheConfig().block_size
         cache = CacheConfig(num_blocks=-(-max_length // block_size) + 1)
-        config = EngineConfig(max_model_len=max_length, speculative="off", cache=cache)
+        config = EngineConfig(
+            device="cpu", max_model_len=max_length, speculative="off", cache=cache
+        )
         resolved = resolve(model, config)
         self.taps = tuple(taps)
         self.weights = DecoderWeights.allocate(model, resolved.dtype, resolved.device)
@@ -198,7 +200,7 @@ def fingerprint(weights: DecoderWeights, model: ModelConfig) -> str:
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, tensor in sorted(weights.destinations(model).items()):
         digest.update(name.encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().data)
     return digest.hexdigest()
 
 

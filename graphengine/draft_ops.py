@@ -5,14 +5,17 @@ Owns the kernels' arguments. Layer operations are those of the engine's `LayerOp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 import torch
 
+from graphengine.device_rows import DeviceRows
 from graphengine.kernels.ops import check_contiguous, kernel_suffix, native_op
 from graphengine.models.hidden_states import HiddenStates
 from graphengine.models.layers import LayerOps
 from proposers.base import DraftSampling
+from proposers.device import WINDOW_READ, WINDOW_WRITTEN
 
 Tensor = torch.Tensor
 
@@ -23,17 +26,19 @@ class NativeDraftOps:
     Args:
         layer_ops: embedding, norms and linears.
         hidden_states: of the target; None where nobody reads them.
+        rows: of the requests.
+        block_size: of the cache.
         draft_sampling: how drafts are chosen.
-        vocab_size: of the target.
     """
 
     def __init__(
         self,
         layer_ops: LayerOps,
         hidden_states: HiddenStates | None,
+        rows: DeviceRows,
         *,
+        block_size: int,
         draft_sampling: DraftSampling,
-        vocab_size: int,
     ) -> None:
         self.embed = layer_ops.embed
         self.rms_norm = layer_ops.rms_norm
@@ -41,13 +46,32 @@ class NativeDraftOps:
         self._states = None if hidden_states is None else hidden_states.storage
         dtype = torch.float32 if self._states is None else self._states.dtype
         self._load_slots = native_op(f"load_slots_{kernel_suffix(dtype)}")
+        self._rows, self._block_size = rows, block_size
+        self._prepare_window = native_op("prepare_window")
         self._zero_first = native_op("zero_first")
         self._concat = native_op("concat_rows")
         self._take_rows = native_op("take_rows")
         self._shift_tokens = native_op("shift_tokens")
         self._choose = native_op("choose_drafts")
         self._sampling = get_args(DraftSampling).index(draft_sampling)
-        self._vocab_size = vocab_size
+        self._vocab_size = rows.sampler.vocab_size
+
+    def prepare_window(self, views: Mapping[str, Tensor], rules: Tensor) -> None:
+        rows, table = self._rows, views["block_table"]
+        buffers = [views[name] for name in (*WINDOW_WRITTEN, *WINDOW_READ)]
+        check_contiguous(*buffers, rules)
+        self._prepare_window(
+            *buffers,
+            rows.num_tokens,
+            rows.token_ids,
+            rules,
+            len(table),
+            len(views["draft.loop_slots"]) // len(table),
+            rows.max_model_len,
+            table.shape[1],
+            self._block_size,
+            rows.padding_row,
+        )
 
     def load_slots(self, out: Tensor, slots: Tensor) -> None:
         assert self._states is not None, "the target keeps no hidden states"

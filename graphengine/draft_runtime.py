@@ -48,9 +48,12 @@ class EngineDraftRuntime:
         self.max_fill_rows = MAX_PREFILL_ROWS
         self.kv_caches = kv_caches
         self.buffers: StaticBuffers = runner.buffers
+        self.edge = runner.edge
+        self.stream = runner.stream
         self.layers = runner.layers
         self._facts = facts
         self._hidden_states = runner.hidden_states
+        self._device_rows = runner.device_rows
         self._weights = runner.decoder.weights
         self._opset = runner.layers.opset
 
@@ -73,8 +76,9 @@ class EngineDraftRuntime:
         return self._opset.draft_ops(
             rms_norm_eps,
             self._hidden_states,
+            self._device_rows,
+            block_size=self.block_size,
             draft_sampling=self.draft_sampling,
-            vocab_size=self.vocab_size,
         )
 
     def block(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from capture.manager import CaptureManager
+from graphengine.model_runner import ModelRunner
 from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
 from graphengine.sampled import Sampled
@@ -18,6 +18,9 @@ from graphengine.scheduler import PrefillChunk, StepPlan
 from graphengine.tracing import DRAFT, PREFILL, traced
 from proposers.base import CacheRows, Commit, Draft, ProposeInputs, Proposer
 from proposers.device import ModelProposer, PrefillInputs
+from proposers.device_draft import DeviceDraft
+
+WAITS = "async:draft_gap"  # steps in which a request went without drafts until others have landed
 
 
 class Drafting:
@@ -26,22 +29,28 @@ class Drafting:
     Args:
         proposer: None: nobody drafts.
         state: the persistent rows of requests.
-        manager: counts what runs outside its graphs.
+        runner: of the target; its manager counts what runs outside the graphs.
         vocab_size: of the target.
+
+    Attributes:
+        waits: whether steps under way must land before drafts can be made again for everybody.
     """
 
     def __init__(
         self,
         proposer: Proposer | None,
         state: RequestState,
-        manager: CaptureManager,
+        runner: ModelRunner,
         *,
         vocab_size: int,
     ) -> None:
         self.proposer = proposer
         self._state = state
-        self._manager = manager
+        self._manager = runner.manager
+        # Where the host's arrays are the device's, there is nothing to save by not looking.
+        self._keeps = not runner.edge.is_direct and not getattr(proposer, "needs_tokens", True)
         self._vocab_size = vocab_size
+        self.waits = False
 
     @traced(PREFILL)
     def prefill(self, chunks: Sequence[PrefillChunk]) -> IntArray | None:
@@ -98,6 +107,7 @@ class Drafting:
             AssertionError: what the proposer gave is no draft for them.
         """
         proposer, requests = self.proposer, [decode.request for decode in plan.decodes]
+        self.waits = False
         if proposer is None or plan.k == 0:
             return Draft.empty(len(requests), plan.k)
         allowances = np.array([decode.max_draft_tokens for decode in plan.decodes], dtype=np.int32)
@@ -110,12 +120,17 @@ class Drafting:
             sampling=[request.sampling for request in requests],
             cache_salts=[request.cache_salt for request in requests],
             cache=self._cache_rows(requests),
+            num_in_flight=np.array([one.num_in_flight for one in requests], dtype=np.int32),
+            on_device=self._keeps and not any(one.params.needs_tokens for one in requests),
         )
         draft = proposer.propose(inputs)
         assert isinstance(draft, Draft), (
             f"proposer {proposer.name!r} gave {draft!r:.80}: expected a Draft"
         )
         draft.validate(inputs, self._vocab_size)
+        if isinstance(draft, DeviceDraft) and draft.waits:
+            self.waits = True
+            self._manager.count_eager(WAITS)
         if not proposer.graph_safe:
             self._manager.count_eager(f"proposer:{proposer.name}")
         return draft
@@ -146,5 +161,8 @@ class Drafting:
         rows = [self._state.row_of(request) for request in requests]
         return CacheRows(
             block_table=self._state.block_table[rows],
-            draft_kv_lens=np.array([request.draft_kv_len for request in requests], dtype=np.int32),
+            draft_kv_lens=np.array(
+                [request.expected_draft_kv_len for request in requests], dtype=np.int32
+            ),
+            state_rows=np.array(rows, dtype=np.int32),
         )

@@ -1,8 +1,8 @@
 """Engine: the step loop. Propose, verify and the KV budget meet here and nowhere else.
 
-Owns the life of requests from `add_request` to their last output and the counters. Synchronous and
-single-threaded: one caller, one step at a time. Model, KV and drafts are the runner's, the
-scheduler's and the proposer's.
+Owns the life of requests from `add_request` to their last output and the counters. One caller, one
+step at a time; with `async_steps` one is launched before the one before has been read. Model, KV
+and drafts are the runner's, the scheduler's and the proposer's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from capture.stream import StreamError
 from graphengine.admission import make_requests
 from graphengine.commit import commit
 from graphengine.config import EngineConfig, SpeculativeConfig
@@ -77,7 +78,7 @@ class Engine:
         self.drafting = Drafting(
             started.proposer,
             self.state,
-            self.runner.manager,
+            self.runner,
             vocab_size=resolved.model.vocab_size,
         )
         self._draft_limit = resolved.sizes.max_draft_tokens
@@ -259,13 +260,15 @@ class Engine:
         """Drop graphs, buffers, weights and KV, and unfinished requests; twice is fine."""
         if self._closed:
             return
-        self._ready()
-        self._drop(stream.request.request_id for stream in self.delivery.streams.values())
-        self.delivery.take()
-        self._closed = True
-        self.flights.clear()
-        self.runner.close()
-        del self.runner, self.flights
+        try:
+            self._ready()
+            self._drop(stream.request.request_id for stream in self.delivery.streams.values())
+            self.delivery.take()
+            self.flights.clear()
+        finally:
+            self._closed = True
+            self.runner.close()
+            del self.runner, self.flights
         try:
             self._forget()
         finally:
@@ -278,6 +281,7 @@ class Engine:
     def _ready(self) -> None:
         """Before anything that changes requests; RuntimeError where the engine is closed."""
         self._check_open()
+        self.flights.recount(self.scheduler.running)  # a landing may have broken off
         # Rows that lack a step's tokens are written anew, but not below a step that builds on them.
         lost = len(self.flights) and any(map(self.state.has_lost, self.scheduler.running))
         if self._is_torn or lost:
@@ -338,7 +342,12 @@ class Engine:
 
     def _land(self, most_in_flight: int) -> None:
         """Commit and emit what the oldest step under way has brought, if there are too many."""
-        sampled = self._cut(self.flights.land() if len(self.flights) > most_in_flight else [])
+        try:
+            sampled = self.flights.land() if len(self.flights) > most_in_flight else []
+        except StreamError:
+            self._is_torn = True  # what was launched before it may have run or not
+            raise
+        sampled = self.delivery.cut(sampled)
         with self._bookkeeping(), span(COMMIT):
             self._commit(sampled)
             self.delivery.emit(self.scheduler.running)
@@ -347,18 +356,8 @@ class Engine:
     def _most_in_flight(self) -> int:
         """How many steps may be under way; none where the host must see tokens before a launch."""
         requests = [*self.scheduler.running, *self.scheduler.waiting]
-        waits = any(request.params.needs_tokens for request in requests)
+        waits = self.drafting.waits or any(one.params.needs_tokens for one in requests)
         return 0 if waits else self.config.async_steps
-
-    def _cut(self, sampled: list[Sampled]) -> list[Sampled]:
-        """End blocks at stop strings, which only text can show: as if nothing came after them."""
-        kept = []
-        for item in sampled:
-            request = item.decode.request
-            count = self.delivery.streams[request.request_id].num_to_stop(item.token_ids)
-            request.stop_length = None if count is None else request.num_tokens + count
-            kept.append(item if count is None else item.cut(count))
-        return kept
 
     def _commit(self, sampled: Sequence[Sampled]) -> None:
         """Tokens, KV rows, state rows and counters move together; rejected drafts end here."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from capture.stream import StreamError
 from graphengine.frame import Frame
 from graphengine.model_runner import ModelRunner
 from graphengine.request import Request, RequestStatus
@@ -18,6 +19,9 @@ from graphengine.sampled import Sampled, read_sampled
 from graphengine.scheduler import ScheduledDecode
 from graphengine.tracing import VERIFY, traced
 from proposers.base import Draft
+from proposers.device_draft import DeviceDraft
+
+NO_DRAFT_KV = -(1 << 31)  # slots ahead of no number of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class _Flight:
     def num_rows(self, index: int) -> int:
         """Most tokens that it may bring."""
         return int(self.draft.num_draft_tokens[index]) + 1
+
+    def draft_kv_ahead(self, index: int) -> int:
+        """See `Request`; of a request that has no step behind this one."""
+        draft = self.draft
+        return int(draft.ahead[index]) if isinstance(draft, DeviceDraft) else NO_DRAFT_KV
 
 
 class Flights:
@@ -76,24 +85,39 @@ class Flights:
     def land(self) -> list[Sampled]:
         """Wait for the oldest, and give what it brings to those that it still holds."""
         flight = self._flights[0]
-        sampled = read_sampled(flight.decodes, flight.draft, flight.frame)
+        try:
+            sampled = read_sampled(flight.decodes, flight.draft, flight.frame)
+        except StreamError:
+            self._give_up()  # whatever is under way builds on what has failed
+            raise
         self._flights.popleft()
         self.recount(decode.request for decode in flight.decodes)
         return [one for index, one in enumerate(sampled) if flight.holds(index)]
 
     def recount(self, requests: Iterable[Request]) -> None:
-        """Bring up to date how many tokens are on their way to each."""
+        """Bring up to date how many tokens are on their way to each, and how much draft KV."""
         for request in requests:
-            request.num_in_flight = sum(
-                flight.num_rows(index)
+            held = [
+                (flight, index)
                 for flight in self._flights
                 for index, decode in enumerate(flight.decodes)
                 if decode.request is request and flight.holds(index)
-            )
+            ]
+            request.num_in_flight = sum(flight.num_rows(index) for flight, index in held)
+            if held:
+                flight, index = held[-1]
+                request.draft_kv_ahead = flight.draft_kv_ahead(index)
 
     def clear(self) -> None:
         """Forget all of them, once what is running has come to its end."""
-        self._runner.stream.synchronize()
+        try:
+            self._runner.stream.synchronize()
+        finally:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._runner.stream.reset()
+        self._runner.edge.forget()
         requests = [decode.request for flight in self._flights for decode in flight.decodes]
         self._flights.clear()
         self.recount(requests)

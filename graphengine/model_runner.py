@@ -30,6 +30,7 @@ from graphengine.models.block import ForwardBuffers, ForwardInputs
 from graphengine.models.decoder import DecoderWeights
 from graphengine.models.factory import LayerFactory
 from graphengine.models.hidden_states import HiddenStates
+from graphengine.native_opset import NativeOpSet
 from graphengine.opset import OpSet
 from graphengine.opset_choice import make_opset
 from graphengine.probe import VerifierShape
@@ -49,6 +50,7 @@ from graphengine.scheduler import PrefillChunk
 from graphengine.target_attention import make_target_attention
 from graphengine.tracing import PLAN, PREFILL, traced
 from proposers.base import Draft
+from proposers.device_draft import DeviceDraft
 
 LIKELY = ("logprob_ids", "logprob_values", "logprob_ranks")
 
@@ -115,6 +117,7 @@ class ModelRunner:
         )
         self.edge = Edge(self.buffers, stream)
         self.stream = stream
+        self.device_rows = state.device
         self._state = state
         self._cells: dict[ShapeKey, _Cell] = {}
         self._packed = self.buffers.whole("packed").view(self.sizes.num_state_rows, -1)
@@ -137,6 +140,17 @@ class ModelRunner:
             num_token_ids=self.buffers.whole("token_ids").numel(),
         )
 
+    @property
+    def _warm_prefills(self) -> list[tuple[int, int]]:
+        """Requests and rows of forwards that between them need whatever prefill may need compiled.
+
+        Torch compiles a piece for one row, and for any more; Triton's attention has another kernel
+        for many rows, and for many requests.
+        """
+        few = [(1, 1), (1, 2)]
+        many = [(1, MAX_PREFILL_ROWS), (self.sizes.num_state_rows, MAX_PREFILL_ROWS)]
+        return few if isinstance(self.opset, NativeOpSet) else few + many
+
     def capture(
         self,
         progress: Callable[[int, int, str], None] | None = None,
@@ -144,12 +158,12 @@ class ModelRunner:
     ) -> None:
         """Capture the whole table, and the proposer's graphs behind it."""
         self.manager.capture_all(progress)
-        for num_rows in (1, 2):  # torch compiles a piece for one row, and for any more
-            views = self.buffers.prefill(num_reqs=1, num_tokens=num_rows)
+        for num_reqs, num_rows in self._warm_prefills:
+            views = self.buffers.prefill(num_reqs=num_reqs, num_tokens=num_rows)
             for name in step_batch.PREFILL_INPUTS:
                 views[name].fill_(self.buffers.specs[name].fill)
-            views["query_start_loc"][1] = num_rows
-            inputs = ForwardInputs.of(views)
+            views["query_start_loc"][1:] = num_rows  # all of the first one's
+            inputs = ForwardInputs.of(views, num_rows)
             plan(self.decoder.attention, inputs.attention)
             self.decoder.forward(inputs, ForwardBuffers.of(views))
         if proposer is not None:
@@ -164,7 +178,13 @@ class ModelRunner:
             draft: of these requests. Its distributions are looked at by rejection alone.
         """
         probs = None if draft.probs is None else draft.probs.detach().numpy()
-        batch = step_batch.DecodeBatch(requests, draft.token_ids, draft.num_draft_tokens, probs)
+        batch = step_batch.DecodeBatch(
+            requests,
+            draft.token_ids,
+            draft.num_draft_tokens,
+            probs,
+            draft if isinstance(draft, DeviceDraft) else None,
+        )
         tier = tier_of(requests)
         if tier == CUSTOM:
             self._replay(batch, LOGITS)
@@ -205,6 +225,9 @@ class ModelRunner:
             step_batch.write_custom(inputs, key, batch, logits)
         self.decoder.attention.plan(cell.forward.attention, host)
         self.edge.send(cell.views, inputs)
+        if batch.on_device is not None:
+            drafts = cell.views["draft_token_ids"].view(key.num_reqs, -1)
+            self.stream.run(partial(batch.on_device.copy_to, drafts))
         return key
 
     @traced(PREFILL)
@@ -229,10 +252,11 @@ class ModelRunner:
     def last_logits(self, key: ShapeKey) -> torch.Tensor:
         """Logits [num_reqs, query_len, vocab] fp32 of the latest replay, which must be of `key`.
 
-        A view, valid until the next step.
+        On the host; where steps run at once on CPU, a view that is valid until the next one.
         """
         name = "raw_logits" if key.tier == CUSTOM else "logits"
-        return self.buffers.cell(key)[name].view(key.num_reqs, key.query_len, -1)
+        logits = torch.from_numpy(self.edge.read(self._cell(key).views[name]).wait())
+        return logits.view(key.num_reqs, key.query_len, -1)
 
     def report(self) -> str:
         """The table as captured and the choice of attention, printable."""

@@ -94,13 +94,15 @@ class NativeOpSet:
         self,
         rms_norm_eps: float,
         hidden_states: HiddenStates | None,
+        rows: DeviceRows,
         *,
+        block_size: int,
         draft_sampling: DraftSampling,
-        vocab_size: int,
     ) -> NativeDraftOps:
         return NativeDraftOps(
             self.layer_ops(rms_norm_eps),
             hidden_states,
+            rows,
+            block_size=block_size,
             draft_sampling=draft_sampling,
-            vocab_size=vocab_size,
         )

@@ -85,7 +85,7 @@ def check_row_invariance(
         verifier,
         row_counts=counts,
         max_model_len=max_model_len,
-        opset=opset.fingerprint,
+        opset=f"{opset.fingerprint}, attention {decoder.attention.name}",
     )
     entry = read_entry("numerics", key)
     cached = entry is not None and entry.get("invariant") is True
@@ -145,7 +145,7 @@ def _check(problem: Problem, counts: Sequence[int]) -> None:
             if not same_bits(problem.rows(low, low + count), expected[low : low + count]):
                 raise ValueError(
                     f"numerics='invariant': {problem.name} gives a row other bits among {count} "
-                    f"rows than among {most} on this machine; use CaptureConfig(compile='native'), "
+                    f"rows than among {most} on this machine; use another CaptureConfig.compile, "
                     "or numerics='fast', which does without the guarantee"
                 )
 

@@ -85,9 +85,10 @@ class OpSet(Protocol):
         self,
         rms_norm_eps: float,
         hidden_states: HiddenStates | None,
+        rows: DeviceRows,
         *,
+        block_size: int,
         draft_sampling: DraftSampling,
-        vocab_size: int,
     ) -> DraftOps:
-        """What a chain of drafts calls; `hidden_states` are the target's."""
+        """What a chain of drafts calls; `hidden_states` are the target's, `rows` requests'."""
         ...

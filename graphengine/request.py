@@ -105,6 +105,7 @@ class Request:
         "block_table",
         "cache_salt",
         "choice",
+        "draft_kv_ahead",
         "draft_kv_len",
         "finish_reason",
         "kv_len",
@@ -178,6 +179,9 @@ class Request:
         self.finish_reason: FinishReason | None = None
         # Most tokens that steps under way may still bring; written by the flights.
         self.num_in_flight = 0
+        # Beyond num_tokens, how many slots hold draft KV if all drafts of the latest of these steps
+        # are accepted; negative: it fills none. Means nothing while no step is under way.
+        self.draft_kv_ahead = 0
         # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written by the
         # current step and those under way; between steps nothing else is reserved.
         self.kv_len = 0
@@ -226,6 +230,13 @@ class Request:
     def max_draft_tokens(self) -> int:
         """Drafts that leave the bonus token its place under the limit; >= 0."""
         return max(0, self.limit - len(self.token_ids) - self.num_in_flight - 1)
+
+    @property
+    def expected_draft_kv_len(self) -> int:
+        """Leading slots whose draft KV is valid if all drafts under way are accepted."""
+        if not self.num_in_flight:
+            return self.draft_kv_len
+        return max(self.draft_kv_len, len(self.token_ids) + self.draft_kv_ahead)
 
     @property
     def may_step(self) -> bool:

@@ -28,6 +28,7 @@ from graphengine.models.config import ModelConfig
 from graphengine.models.factory import check_supported
 from graphengine.models.loader import OpenedModel
 from graphengine.scheduler import SchedulerConfig
+from proposers import registry
 from proposers.device import DraftPlan
 
 GREEDY = "greedy"  # tier of steps whose every row is T = 0 without an active processor
@@ -165,11 +166,23 @@ def resolve(
 
 
 def _check_async_steps(config: EngineConfig, speculative: SpeculativeConfig | None) -> None:
-    if config.async_steps and speculative is not None:
-        raise ValueError(
-            f"async_steps={config.async_steps}: proposer {speculative.method!r} needs the tokens "
-            'of a step on the host before the next; use async_steps=0, or speculative="off"'
+    """Refuse drafts that cannot be made or verified before the host has seen the last step."""
+    if not config.async_steps or speculative is None:
+        return
+    if registry.find(speculative.method).info.needs_tokens:
+        why = (
+            f"proposer {speculative.method!r} needs the tokens of a step on the host before the "
+            "next"
         )
+    elif speculative.override is not None:
+        why = f"override={speculative.override!r} matches the text of the step before on the host"
+    elif speculative.verification == "rejection":
+        why = "verification='rejection' takes the drafts' distributions over the host"
+    else:
+        return
+    raise ValueError(
+        f'async_steps={config.async_steps}: {why}; use async_steps=0, or speculative="off"'
+    )
 
 
 def _resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -12,6 +12,7 @@ from graphengine.frame import Frame
 from graphengine.sampling.logprobs import Logprob, read_logprobs
 from graphengine.scheduler import ScheduledDecode
 from proposers.base import Draft
+from proposers.device_draft import DeviceDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def read_sampled(
     """
     packed = frame.packed().tolist()
     lengths = draft.num_draft_tokens.tolist()
-    cached = [None] * len(decodes) if draft.draft_kv_lens is None else draft.draft_kv_lens.tolist()
+    cached = _draft_kv_lens(decodes, draft)
     sampled = [
         Sampled(decode, row[2 : 2 + row[0]], length, row[1], draft_kv_len=rows)
         for decode, length, rows, row in zip(decodes, lengths, cached, packed, strict=True)
@@ -70,3 +71,15 @@ def read_sampled(
         )
         for index, (item, number) in enumerate(zip(sampled, wanted, strict=True))
     ]
+
+
+def _draft_kv_lens(decodes: Sequence[ScheduledDecode], draft: Draft) -> Sequence[int | None]:
+    """Leading slots of each request that hold draft KV now; see `commit`."""
+    if isinstance(draft, DeviceDraft):
+        requests = [decode.request for decode in decodes]
+        pairs = zip(requests, draft.ahead.tolist(), strict=True)
+        return [max(one.draft_kv_len, one.num_tokens + ahead) for one, ahead in pairs]
+    if draft.draft_kv_lens is None:
+        return [None] * len(decodes)
+    found: list[int | None] = draft.draft_kv_lens.tolist()
+    return found

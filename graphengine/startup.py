@@ -140,6 +140,11 @@ def start(
     if proposer is None and resolved.speculative is not None:
         with times.phase("proposer"):
             proposer = _make_proposer(resolved, runner)
+    if config.async_steps and proposer is not None and getattr(proposer, "needs_tokens", True):
+        raise ValueError(
+            f"async_steps={config.async_steps}: proposer {proposer.name!r} does not say that it "
+            "can draft before the host has seen the last step; use async_steps=0"
+        )
     _check_numerics(runner, config, times)
     _capture(runner, proposer, progress, times)
     return Started(

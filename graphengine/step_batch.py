@@ -23,6 +23,7 @@ from graphengine.request_state import IntArray, RequestState
 from graphengine.sampling.row_hooks import apply_logits_processors, apply_prefix_masks
 from graphengine.sampling.verifier import NO_STOP
 from graphengine.scheduler import PrefillChunk
+from proposers.device_draft import DeviceDraft
 
 Tensor = torch.Tensor
 
@@ -60,6 +61,7 @@ class DecodeBatch:
     num_draft_tokens: IntArray  # [num_reqs]
     # [num_reqs, >= longest draft, vocab], what drafts were drawn by; None: every one was certain
     draft_probs: npt.NDArray[np.float32] | None = None
+    on_device: DeviceDraft | None = None  # drafts that take the place of `draft_token_ids`
 
     @property
     def longest(self) -> int:

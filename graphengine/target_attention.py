@@ -6,7 +6,6 @@ several forwards in one graph, for which only kernels that need no plan serve.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 
@@ -16,6 +15,7 @@ from capture.cache import cache_key, machine_facts, read_entry, write_entry
 from graphengine.attention import flashinfer
 from graphengine.attention.base import AttentionBackend
 from graphengine.attention.choice import Choice, Contest, choose
+from graphengine.attention.flashinfer_plan import VERSION
 from graphengine.attention.measure import layer_seconds
 from graphengine.models.factory import attention_shape
 from graphengine.native_opset import NativeOpSet
@@ -103,9 +103,9 @@ class _Rivals:
 
     def _remembered(self) -> Choice | None:
         entry = read_entry(KIND, self._key)
-        if entry is None:
+        if entry is None or entry.get("name") not in ("triton", "flashinfer"):
             return None
-        return Choice(str(entry.get("name")), str(entry.get("reason")))
+        return Choice(str(entry["name"]), str(entry.get("reason")))
 
     def _remember(self, choice: Choice) -> None:
         write_entry(KIND, self._key, asdict(choice))
@@ -117,8 +117,10 @@ class _Rivals:
             machine_facts()
             | {
                 "device": device,
-                "driver": torch.version.cuda,
-                "platform": platform.machine(),
+                "cuda": torch.version.cuda,
+                "opset": self._opset.fingerprint,
+                "flashinfer": VERSION,
+                "layers": self._resolved.model.num_layers,
                 "shape": asdict(self._shape),
                 "cells": self._cells,
                 "dtype": self._opset.dtype,

@@ -76,7 +76,8 @@ class TritonOpSet:
     def fingerprint(self) -> str:
         """Of sources, compiler and device."""
         package = Path(__file__).parent
-        sources = [*package.glob("**/triton*.py"), *package.glob("triton_kernels/*.py")]
+        patterns = ("**/triton*.py", "triton_kernels/*.py", "attention/flashinfer*.py")
+        sources = {source for pattern in patterns for source in package.glob(pattern)}
         digest = hashlib.blake2b(digest_size=12)
         for source in sorted(sources):
             digest.update(source.read_bytes())
@@ -120,9 +121,15 @@ class TritonOpSet:
         self,
         rms_norm_eps: float,
         hidden_states: HiddenStates | None,
+        rows: DeviceRows,
         *,
+        block_size: int,
         draft_sampling: DraftSampling,
-        vocab_size: int,
     ) -> TritonDraftOps:
-        ops = self.layer_ops(rms_norm_eps)
-        return TritonDraftOps(ops, hidden_states, draft_sampling=draft_sampling)
+        return TritonDraftOps(
+            self.layer_ops(rms_norm_eps),
+            hidden_states,
+            rows,
+            block_size=block_size,
+            draft_sampling=draft_sampling,
+        )

@@ -53,8 +53,11 @@ class CacheRows:
 
     # int32 [num_reqs, max_blocks]; 0, the null block, where nothing is allocated
     block_table: TokenArray
-    # int32 [num_reqs]: leading slots whose draft KV is valid
+    # int32 [num_reqs]: leading slots whose draft KV is valid, as long as the drafts in them of a
+    # step under way are accepted
     draft_kv_lens: TokenArray
+    # int32 [num_reqs]: rows of the requests on the device; None only in inputs made by hand
+    state_rows: TokenArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -81,6 +84,11 @@ class ProposeInputs:
     cache_salts: Sequence[str | None] = ()
     # None only in inputs made by hand
     cache: CacheRows | None = None
+    # int32 [num_reqs]: how many tokens a step under way may bring beyond token_ids, of which it
+    # brings at least one; None: none are. Only for proposers with `needs_tokens=False`
+    num_in_flight: TokenArray | None = None
+    # whether drafts without `probs` may stay where they are made (`device_draft.py`)
+    on_device: bool = False
 
     def __post_init__(self) -> None:
         num_reqs = len(self.request_ids)

@@ -18,7 +18,16 @@ TIER: Final = DRAFT_TIER
 
 # The target's own inputs, which a chain writes for itself before the target does.
 INPUTS: Final = ("token_ids", "positions", "slot_mapping", "block_table", "query_start_loc")
-LOOP: Final = ("draft.loop_positions", "draft.loop_slots")
+# What the host tells a chain; the rest of its inputs the chain makes of it.
+TOLD: Final = (
+    "state_rows",
+    "allowed_drafts",
+    "block_table",
+    "query_start_loc",
+    "draft.filled",
+    "draft.requests",
+    "draft.loop_start",
+)
 
 
 def chain_buffers(
@@ -52,11 +61,12 @@ def chain_buffers(
         _by_request("state", (hidden,), torch.float32, "scratch"),
         _by_request("logits", (vocab_size,), torch.float32, "scratch"),
         _by_request("chosen", (), torch.int32, "scratch"),
-        _by_request("last_rows", (), torch.int32, "input"),
+        _by_request("filled", (), torch.int32, "input"),
+        _by_request("last_rows", (), torch.int32, "scratch"),
         _by_request("requests", (WORDS,), torch.int32, "input"),
         BufferSpec(name="draft.loop_start", shape=("R+1",), dtype=torch.int32, role="input"),
-        _by_cell("loop_positions", "input"),
-        _by_cell("loop_slots", "input"),
+        _by_cell("loop_positions", "scratch"),
+        _by_cell("loop_slots", "scratch"),
         _by_cell("drafts", "output"),
         *(drawn if draft_sampling == "probabilistic" else ()),
     ]

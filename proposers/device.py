@@ -16,6 +16,8 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import torch
 
 from capture.buffers import BufferSpec, StaticBuffers
+from capture.edge import Edge
+from capture.stream import Stream
 from proposers.base import Proposer, Runtime, TokenArray
 
 Tensor = torch.Tensor
@@ -27,6 +29,18 @@ what its output head reads, which is the last of them behind the final norm."""
 
 DRAFT_TIER: Final = "draft"
 """Tier of the cells that a chain of drafts is captured in."""
+
+# Buffers that `DraftOps.prepare_window` writes and reads. The first three, and the block table, are
+# those of the window.
+WINDOW: Final = ("token_ids", "positions", "slot_mapping")
+WINDOW_WRITTEN: Final = (
+    *WINDOW,
+    "draft.last_rows",
+    "draft.loop_positions",
+    "draft.loop_slots",
+    "draft.requests",
+)
+WINDOW_READ: Final = ("state_rows", "allowed_drafts", "draft.filled", "block_table")
 
 Rows = Any
 """Inputs of a forward, made by `DraftRuntime.rows`; its `token_ids`, `positions` and `slot_mapping`
@@ -183,6 +197,16 @@ class DraftDecoder(Protocol):
 class DraftOps(Protocol):
     """Row-wise operations, all captured. Activations are fp32; outputs come first."""
 
+    def prepare_window(self, views: Mapping[str, Tensor], rules: Tensor) -> None:
+        """Make the rows of a chain, R requests of width W, out of what is known of the requests.
+
+        Args:
+            views: `WINDOW_WRITTEN`, of which the loop's have a row [R] for each of k + 1 steps, and
+                `WINDOW_READ`.
+            rules: [3 + k + 1] int32: W, `shift` and `num_embeddings`, then by the number of drafts
+                how many are run on; see `ModelBasedProposer`.
+        """
+
     def embed(self, out: Tensor, table: Tensor, token_ids: Tensor) -> None:
         """out [T, hidden] = table[token_ids]."""
 
@@ -257,6 +281,16 @@ class DraftRuntime(Runtime, Protocol):
     @property
     def kv_caches(self) -> Sequence[Tensor]:
         """One for each of the plan's `kv_layers`."""
+        ...
+
+    @property
+    def edge(self) -> Edge:
+        """How inputs come into the buffers, and outputs back."""
+        ...
+
+    @property
+    def stream(self) -> Stream:
+        """Where everything runs that touches the buffers or the caches."""
         ...
 
     @property

@@ -36,6 +36,7 @@ class DraftModelProposer(ModelBasedProposer):
     """
 
     name = "draft_model"
+    needs_tokens = False
 
     def __init__(self, runtime: DraftRuntime, opened: OpenedDecoder) -> None:
         super().__init__(
@@ -94,6 +95,7 @@ SPEC = ProposerSpec(
         kind="device",
         graph_safe=True,
         produces_probs=True,
+        needs_tokens=False,
         model="required",
     ),
     open=_open,

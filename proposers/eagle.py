@@ -81,6 +81,7 @@ class EagleProposer(ModelBasedProposer):
 
     name = "eagle"
     needs_hidden_states = True
+    needs_tokens = False
     suspects = (
         "a norm (norm_before_residual, norm_output, fc_norm), the order of concatenation, the aux "
         "layers, d2t, the head, or a checkpoint of another target"
@@ -294,6 +295,7 @@ SPEC = ProposerSpec(
         graph_safe=True,
         needs_hidden_states=True,
         produces_probs=True,
+        needs_tokens=False,
         model="required",
     ),
     open=_open,

@@ -77,6 +77,9 @@ class ProposerInfo:
     graph_safe: bool = False
     needs_hidden_states: bool = False
     produces_probs: bool = False
+    # whether `propose` reads the tokens of the step before on the host; if not, it can draft while
+    # that step is under way (`ProposeInputs.num_in_flight`)
+    needs_tokens: bool = True
     # the longest match that it finds with its default options, where it says how long they are
     # (`Draft.match_lengths`), so that it may override a model; 0: it does not match
     longest_match: int = 0

@@ -12,36 +12,28 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from capture.manager import CaptureManager
 from capture.shapes import ShapeKey
 from proposers.base import NO_TOKEN, Draft, ProposeInputs, StatelessProposer, TokenArray
-from proposers.chain import INPUTS, LOOP, TIER
+from proposers.cells import Cells, rows_of
+from proposers.chain import INPUTS, TIER
 from proposers.device import Activations, DraftRuntime, PrefillInputs, Rows
-from proposers.requests import GREEDY, WORDS, write_requests
-from proposers.window import HostViews, Layout, Window, write_loop, write_rows
+from proposers.device_draft import DeviceDraft
+from proposers.window import Layout, Window, write_rows
 
 Tensor = torch.Tensor
 Views = Mapping[str, Tensor]
+# Told of rows that were run: the first slot of each request, and the states [T, hidden] behind all.
+Seen = Callable[[TokenArray, Views, Tensor], None]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """What the host reads and writes of a cell."""
-
-    host: HostViews  # inputs, those of the window in the window's shape
-    rows: Rows  # of the window
-    drafts: TokenArray  # [num_reqs, k + 1]
-    probs: Tensor | None  # [num_reqs, k + 1, vocab]
 
 
 class ModelBasedProposer(StatelessProposer, ABC):
@@ -61,6 +53,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
     graph_safe = True
     needs_hidden_states = False
     produces_probs = True
+    needs_tokens = True  # whether a subclass looks at drafts on the host; see `ProposerInfo`
     suspects = "the checkpoint, which may be of another target"
 
     def __init__(
@@ -80,14 +73,12 @@ class ModelBasedProposer(StatelessProposer, ABC):
         self.lookahead = lookahead
         self.max_len = min(max_len, runtime.max_model_len)
         self._layout = Layout(
-            block_size=runtime.block_size,
-            max_model_len=runtime.max_model_len,
-            shift=shift,
-            num_embeddings=num_embeddings,
+            block_size=runtime.block_size, shift=shift, num_embeddings=num_embeddings
         )
         self._tokens = tokens
         self._manager: CaptureManager | None = None
-        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._cells = Cells(runtime, self.width)
+        self._rules: dict[int, Tensor] = {}  # by k; see `DraftOps.prepare_window`
         if self.max_len < runtime.max_model_len:
             logger.warning(
                 "proposer %s drafts for histories up to %d tokens, the limit of its checkpoint; "
@@ -127,10 +118,6 @@ class ModelBasedProposer(StatelessProposer, ABC):
         """Drafts of a request that are run on: for the next one's sake, or to keep their KV."""
         return max(allowance - 1, self.num_kept_drafts(allowance, k))
 
-    def _loop_rows(self, counts: TokenArray, k: int) -> list[int]:
-        """The same of each request; none where nothing is drafted."""
-        return [self.num_loop_rows(count, k) if count else 0 for count in counts.tolist()]
-
     def deepen(self, depth: int, views: Views, rows: Rows, activations: Activations) -> Tensor:
         """Run deeper layers over rows that `extend` has run; returns their states. Captured.
 
@@ -159,10 +146,15 @@ class ModelBasedProposer(StatelessProposer, ABC):
         """Capture a chain for every cell of the table that has drafts."""
         assert isinstance(manager, CaptureManager), f"{manager!r} captures nothing"
         self._manager = manager
+        for k in manager.table.draft_lengths:
+            loop_rows = [self.num_loop_rows(count, k) for count in range(k + 1)]
+            rules = [self.width(k), self.shift, self._layout.num_embeddings, *loop_rows]
+            self._rules[k] = torch.tensor(rules, dtype=torch.int32, device=self.runtime.device)
         for num_rows in (1, 2):  # torch compiles a piece for one row, and for any more
             views = self.runtime.buffers.prefill(num_reqs=1, num_tokens=num_rows)
-            self.extend(views, self._window_rows(views), self._activations(views))
-        manager.capture_tier(TIER, self._chain, self._prepare, num_rows=self._num_rows)
+            rows, activations = rows_of(self.runtime, views), self._activations(views)
+            self.runtime.stream.run(partial(self._run_rows, 0, views, rows, activations))
+        manager.capture_tier(TIER, self._chain, self._cells.prepare, num_rows=self._num_rows)
 
     def _num_rows(self, key: ShapeKey) -> int:
         """Rows that a chain runs, padding included."""
@@ -170,15 +162,16 @@ class ModelBasedProposer(StatelessProposer, ABC):
         return key.num_reqs * (self.width(k) + self.num_loop_rows(k, k))
 
     def _chain(self, views: Views) -> None:
-        """The captured step: extend, then choose and advance k times.
+        """The captured step: make the rows, extend, then choose and advance k times.
 
         Deeper layers are run where fewer drafts are wanted, too: for their KV.
         """
         ops = self.ops
         num_reqs, k = len(views["block_table"]), _num_drafts(views)
-        window = self._window_views(num_reqs, k)
+        window = self._cells.window(num_reqs, k)
+        ops.prepare_window({**views, **{name: window[name] for name in INPUTS}}, self._rules[k])
         state, activations = views["draft.state"], self.runtime.activations(views, num_reqs)
-        behind = self.extend(window, self._window_rows(window), self._activations(window))
+        behind = self.extend(window, rows_of(self.runtime, window), self._activations(window))
         ops.take_rows(state, behind, views["draft.last_rows"])
         num_steps = max(k, self.lookahead - self.shift + 1)
         for step in range(num_steps):
@@ -195,14 +188,6 @@ class ModelBasedProposer(StatelessProposer, ABC):
                 )
             if step + 1 < num_steps:
                 self.advance(step, views, window)
-
-    def _window_views(self, num_reqs: int, k: int) -> Views:
-        num_tokens = num_reqs * self.width(k)
-        return self.runtime.buffers.prefill(num_reqs=num_reqs, num_tokens=num_tokens)
-
-    def _window_rows(self, views: Views, max_query_len: int | None = None) -> Rows:
-        tokens, positions, slots, table, starts = (views[name] for name in INPUTS)
-        return self.runtime.rows(tokens, positions, slots, table, starts, max_query_len)
 
     def _activations(self, views: Views) -> Activations:
         return self.runtime.activations(views, len(views["token_ids"]))
@@ -224,43 +209,58 @@ class ModelBasedProposer(StatelessProposer, ABC):
     def propose(self, inputs: ProposeInputs) -> Draft:
         """Draft for every request that has room, in one replay."""
         assert self._manager is not None, f"proposer {self.name} has not been captured"
-        cache = inputs.cache
+        cache, k, num_reqs = inputs.cache, inputs.k, inputs.num_reqs
         assert cache is not None, f"proposer {self.name} needs to know where its KV lies"
-        k, num_reqs = inputs.k, inputs.num_reqs
         lengths = np.array([len(tokens) for tokens in inputs.token_ids], dtype=np.int32)
-        ends = lengths - self.shift
-        room = np.clip(self.max_len - lengths, 0, None)
+        in_flight = np.zeros_like(lengths) if inputs.num_in_flight is None else inputs.num_in_flight
+        most = lengths + in_flight  # if all of it comes; the chain itself knows what has come
+        ends = most - self.shift
+        room = np.clip(self.max_len - most, 0, None)
         counts = np.where(ends > 0, np.minimum(inputs.num_draft_tokens, room), 0)
         starts = np.where(counts > 0, np.maximum(ends - self.width(k), 0), 0)
-        gap = Window(inputs.token_ids, cache.block_table, cache.draft_kv_lens, starts)
+        # What is under way cannot be filled yet.
+        gaps = np.where(in_flight > 0, 0, starts)
+        gap = Window(inputs.token_ids, cache.block_table, cache.draft_kv_lens, gaps)
         filled = self._fill(gap, self.runtime.max_fill_rows)
-        counts = np.where(filled < starts, 0, counts)  # what is left of a gap is for the next step
+        # If all comes, the most may be missing. What is left of a gap is for the next step.
+        missing = np.minimum(filled, most - 1) < starts
+        counts = np.where(missing, 0, counts).astype(np.int32)
         live = counts > 0
-        if not live.any():
-            return replace(Draft.empty(num_reqs, k), draft_kv_lens=filled)
-        ends = np.where(live, ends, filled)
         key = self._manager.dispatch(num_reqs, k, TIER)
         assert key.query_len == k + 1, f"no cell of {k} drafts"
-        # At least the last row is run, for the state behind it.
-        starts = np.where(live, np.minimum(np.maximum(starts, filled), ends - 1), ends)
-        window = Window(inputs.token_ids, cache.block_table, starts, ends)
-        self._write(key, window, inputs, counts)
-        num_tokens = int((ends - starts).sum()) + sum(self._loop_rows(counts, k))
-        self._manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
-        kept = [self.num_kept_drafts(int(count), k) for count in counts]
-        cached = np.where(live, lengths - self.lookahead + kept, 0)
-        return self._read(key, counts, np.maximum(cached, filled))
+        if live.any():
+            self._manager.make_ready(key)
+            self._cells.tell(key, inputs, counts, filled)
+            # At least the last row is run, for the state behind it.
+            starts = np.minimum(np.maximum(starts, filled), ends - 1)
+            loop_rows = [self.num_loop_rows(count, k) for count in counts[live].tolist()]
+            num_tokens = int((ends - starts)[live].sum()) + sum(loop_rows)
+            self._manager.replay(key, num_reqs=num_reqs, num_tokens=num_tokens)
+        kept = np.array([self.num_kept_drafts(count, k) for count in counts.tolist()])
+        resting = np.where(in_flight > 0, -most, filled - lengths)
+        ahead = np.where(live, kept - self.lookahead, resting).astype(np.int32)
+        cell = self._cells.of(key)
+        if inputs.on_device and cell.probs is None:
+            return DeviceDraft.of(cell.drafts, counts, ahead, waits=bool(missing.any()))
+        draft_kv_lens = np.maximum(lengths + ahead, filled).astype(np.int32)
+        if not live.any():
+            return replace(Draft.empty(num_reqs, k), draft_kv_lens=draft_kv_lens)
+        return self._read(key, counts, draft_kv_lens)
 
     def first_drafts(self, token_ids: TokenArray, block_table: TokenArray) -> TokenArray:
         """The likeliest first draft at every place of a text, teacher-forced."""
         found = np.full(len(token_ids), NO_TOKEN, dtype=np.int32)
         end = np.array([len(token_ids) - self.lookahead], dtype=np.int32)
         window = Window([token_ids], block_table[None], np.zeros_like(end), end)
-        for start, views, states in self._run_window(window):
+
+        def note(starts: TokenArray, views: Views, states: Tensor) -> None:
             ids = torch.cat([self._likeliest(views, part) for part in states.split(1)])
             # A row tells what follows the last token that it has seen.
-            first = int(start[0]) + self.shift
-            found[first : first + len(ids)] = ids.numpy()
+            first = int(starts[0]) + self.shift
+            found[first : first + len(ids)] = ids.cpu().numpy()
+
+        self._run_window(window, note)
+        self.runtime.stream.synchronize()
         return found
 
     def _likeliest(self, views: Views, state: Tensor) -> Tensor:
@@ -270,29 +270,32 @@ class ModelBasedProposer(StatelessProposer, ABC):
         column = out.argmax(-1)
         return column if self._tokens is None else self._tokens[column]
 
-    def _read(self, key: ShapeKey, counts: TokenArray, draft_kv_lens: npt.NDArray[Any]) -> Draft:
-        num_reqs, k = len(counts), key.query_len - 1
-        cell = self._cell(key.num_reqs, k)
-        drafts = cell.drafts[:num_reqs, :k].copy()
+    def _read(self, key: ShapeKey, counts: TokenArray, draft_kv_lens: TokenArray) -> Draft:
+        """Wait for a cell's drafts."""
+        num_reqs, k, edge = len(counts), key.query_len - 1, self.runtime.edge
+        cell, probs = self._cells.of(key), None
+        if cell.probs is not None:
+            probs = torch.from_numpy(edge.read(cell.probs).wait()[:num_reqs, :k].copy())
+        drafts = edge.read(cell.drafts).wait()[:num_reqs, :k].copy()
         drafts[np.arange(k) >= counts[:, None]] = NO_TOKEN
         return Draft(
             token_ids=drafts,
-            num_draft_tokens=counts.astype(np.int32),
-            probs=None if cell.probs is None else cell.probs[:num_reqs, :k].clone(),
-            draft_kv_lens=draft_kv_lens.astype(np.int32),
+            num_draft_tokens=counts,
+            probs=probs,
+            draft_kv_lens=draft_kv_lens,
         )
 
     def _fill(self, window: Window, most_rows: int) -> TokenArray:
         """Run rows beside the table, for their KV; returns the slots of each that are valid now."""
         assert self._manager is not None, f"proposer {self.name} has not been captured"
         part = window.within(most_rows)
-        for _ in self._run_window(part):
+        for _ in range(self._run_window(part)):
             self._manager.count_eager(f"fill:{self.name}")
         return np.maximum(part.ends, window.starts)
 
-    def _run_window(self, window: Window) -> Iterator[tuple[TokenArray, Views, Tensor]]:
-        """Run rows in forwards of a bounded size, in order; gives first slots, views and states."""
-        most_reqs, starts = self.runtime.max_num_seqs, window.starts.copy()
+    def _run_window(self, window: Window, seen: Seen | None = None) -> int:
+        """Run rows in forwards of a bounded size, in order; returns how many there were."""
+        most_reqs, starts, num_runs = self.runtime.max_num_seqs, window.starts.copy(), 0
         while (left := np.maximum(window.ends - starts, 0)).any():
             chosen = np.flatnonzero(left)[:most_reqs]
             room = self.runtime.max_fill_rows - np.concatenate(([0], np.cumsum(left[chosen])[:-1]))
@@ -300,74 +303,44 @@ class ModelBasedProposer(StatelessProposer, ABC):
             chosen, takes = chosen[takes > 0], takes[takes > 0]
             part = window.part(chosen, starts[chosen], starts[chosen] + takes)
             views = self.runtime.buffers.prefill(num_reqs=len(chosen), num_tokens=int(takes.sum()))
-            host = {name: views[name].numpy() for name in INPUTS}
-            offsets = np.concatenate(([0], np.cumsum(takes)))
-            write_rows(host, part, offsets, self._layout)
-            rows = self._window_rows(views, int(takes.max()))
-            activations = self._activations(views)
-            self.runtime.plan(rows)
-            yield part.starts, views, self.extend(views, rows, activations)
-            for depth in range(1, self.lookahead - self.shift + 1):
-                write_rows(host, part, offsets, self._layout, depth)
-                self.deepen(depth, views, rows, activations)
-            starts[chosen] += takes
-
-    # ---- inputs ----
-
-    def _write(
-        self, key: ShapeKey, window: Window, inputs: ProposeInputs, counts: TokenArray
-    ) -> None:
-        """Fill a cell's inputs, padding included."""
-        k, num_reqs, width = inputs.k, inputs.num_reqs, self.width(inputs.k)
-        cell = self._cell(key.num_reqs, k)
-        views = cell.host
-        for name in ("token_ids", "positions", "slot_mapping", "block_table"):
-            views[name][...] = 0
-        starts = np.arange(key.num_reqs + 1, dtype=np.int32) * width
-        write_rows(views, window, starts, self._layout)
-        views["query_start_loc"][:] = starts
-        views["draft.last_rows"][:] = starts[:-1]
-        live = np.maximum(window.ends - window.starts, 1) - 1
-        views["draft.last_rows"][:num_reqs] += live
-        sampling = inputs.sampling or [GREEDY] * num_reqs
-        lengths = [len(tokens) for tokens in inputs.token_ids]
-        write_requests(views["draft.requests"].reshape(key.num_reqs, WORDS), sampling, lengths)
-        views["draft.loop_start"][:] = np.arange(key.num_reqs + 1)
-        shape = (key.query_len, key.num_reqs)
-        loop = {name: views[name].reshape(shape) for name in LOOP}
-        write_loop(loop, window, self._loop_rows(counts, k), self._layout)
-        self.runtime.plan(cell.rows)
-
-    def _cell(self, num_reqs: int, k: int) -> _Cell:
-        """Views of a cell, made once: a step is too short to make them again."""
-        if (num_reqs, k) not in self._cells:
-            views = dict(self.runtime.buffers.cell(ShapeKey(num_reqs, k + 1, TIER)))
-            window = self._window_views(num_reqs, k)
-            views |= {name: window[name] for name in INPUTS}
-            specs = self.runtime.buffers.specs
-            shape = (num_reqs, k + 1)
-            probs = views.get("draft.probs")
-            self._cells[num_reqs, k] = _Cell(
-                host={name: views[name].numpy() for name in specs if specs[name].role == "input"},
-                rows=self._window_rows(window),
-                drafts=views["draft.drafts"].numpy().reshape(shape),
-                probs=None if probs is None else probs.view(*shape, -1),
+            rows, activations = (
+                rows_of(self.runtime, views, int(takes.max())),
+                self._activations(views),
             )
-        return self._cells[num_reqs, k]
+            note = None if seen is None else partial(seen, part.starts)
+            self.runtime.plan(rows)
+            for depth in range(self.lookahead - self.shift + 1):
+                self._send_rows(views, part, depth)
+                run = partial(self._run_rows, depth, views, rows, activations, note)
+                self.runtime.stream.run(run)
+            starts[chosen] += takes
+            num_runs += 1
+        return num_runs
 
-    def _prepare(self, key: ShapeKey, variant: int) -> None:
-        """Inputs of a plausible batch for capture: every row lives in the null block."""
-        views = self._cell(key.num_reqs, key.query_len - 1).host
-        width = self.width(key.query_len - 1)
-        for name, spec in self.runtime.buffers.specs.items():
-            if spec.role == "input" and (name in INPUTS or name.startswith("draft.")):
-                views[name][...] = spec.fill
-        views["token_ids"][:] = variant
-        views["query_start_loc"][:] = np.arange(key.num_reqs + 1) * width
-        views["draft.last_rows"][:] = np.arange(key.num_reqs) * width + variant
-        views["draft.loop_start"][:] = np.arange(key.num_reqs + 1)
-        positions = np.arange(width) + variant
-        views["positions"].reshape(-1, width)[:] = positions % self.runtime.max_model_len
+    def _send_rows(self, views: Views, window: Window, depth: int) -> None:
+        """Bring rows of exactly the window to the device."""
+        edge = self.runtime.edge
+        edge.begin()
+        host = edge.views(views, INPUTS)
+        offsets = np.concatenate(([0], np.cumsum(window.ends - window.starts)))
+        write_rows(host, window, offsets, self._layout, depth)
+        edge.send(views, host)
+
+    def _run_rows(
+        self,
+        depth: int,
+        views: Views,
+        rows: Rows,
+        activations: Activations,
+        seen: Callable[[Views, Tensor], None] | None = None,
+    ) -> None:
+        """Run one depth of rows that have been sent, in the stream."""
+        if depth:
+            self.deepen(depth, views, rows, activations)
+            return
+        states = self.extend(views, rows, activations)
+        if seen is not None:
+            seen(views, states)
 
 
 def _num_drafts(views: Views) -> int:

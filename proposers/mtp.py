@@ -37,6 +37,7 @@ class MtpProposer(ModelBasedProposer):
 
     name = "mtp"
     needs_hidden_states = True
+    needs_tokens = False
     suspects = (
         "the family of the layers (its norms, the order of concatenation), their output head, or "
         "layers of another target"
@@ -182,6 +183,7 @@ SPEC = ProposerSpec(
         graph_safe=True,
         needs_hidden_states=True,
         produces_probs=True,
+        needs_tokens=False,
         model="optional",
     ),
     open=_open,

@@ -19,7 +19,7 @@ REQUEST: Final = np.dtype(
         ("seed_low", "<u4"),
         ("seed_high", "<u4"),
         ("choice", "<u4"),
-        ("num_tokens", "<i4"),  # position of the first draft
+        ("num_tokens", "<i4"),  # position of the first draft; a chain's first op writes it
     ]
 )
 WORDS: Final = REQUEST.itemsize // 4

@@ -6,16 +6,15 @@ it turns histories and block tables into token ids, positions and slots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from capture.edge import HostViews
 from proposers.base import TokenArray
-
-HostViews = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,6 @@ class Layout:
     """What does not change between windows."""
 
     block_size: int
-    max_model_len: int
     shift: int  # 0: a slot's row embeds its own token; 1: the one behind it
     num_embeddings: int  # ids from here on are embedded as the last id
 
@@ -74,28 +72,3 @@ def write_rows(
         views["positions"][part] = slots
         blocks = window.block_table[index, slots // size]
         views["slot_mapping"][part] = blocks * size + slots % size
-
-
-def write_loop(
-    views: HostViews,
-    window: Window,
-    num_rows: Sequence[int],
-    layout: Layout,
-) -> None:
-    """Fill where the drafts' own rows lie: behind the window, one for each step and request.
-
-    Args:
-        views: `draft.loop_positions` and `draft.loop_slots`, each [steps, num_reqs of the cell].
-        num_rows: [num_reqs], how many of them count; what the others compute reaches nobody, and
-            they have no slot.
-    """
-    size, num_reqs = layout.block_size, len(num_rows)
-    num_steps = len(views["draft.loop_slots"])
-    places = window.ends + np.arange(num_steps, dtype=np.int32)[:, None]  # [steps, num_reqs]
-    positions = np.minimum(places, layout.max_model_len - 1)
-    blocks = np.take_along_axis(window.block_table, positions.T // size, axis=1).T
-    is_live = places < window.ends + np.array(num_rows, dtype=np.int32)
-    slots = np.where(is_live, blocks * size + positions % size, 0)
-    for name, values in (("loop_positions", positions), ("loop_slots", slots)):
-        views[f"draft.{name}"][...] = 0
-        views[f"draft.{name}"][:, :num_reqs] = values

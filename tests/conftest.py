@@ -13,6 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Triton kernels run on tensors of the CPU; `make gpu` sets 0: compiled, on the device.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+if os.environ["TRITON_INTERPRET"] == "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # `device="auto"` is the CPU in all other tests
 for _name in [name for name in os.environ if name.startswith("GRAPHENGINE_")]:
     # A developer's defaults must not decide what a test sees. The compile cache may stay.
     if _name != "GRAPHENGINE_CACHE_DIR":

@@ -20,7 +20,9 @@ IntArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Per-step metadata, written by the host before `run`, read by the kernel."""
+    """Per-step metadata, written before `run` by the host or the step's first op, read by the
+    kernel.
+    """
 
     block_table: (
         torch.Tensor

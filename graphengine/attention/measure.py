@@ -7,7 +7,8 @@ share of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 import torch
@@ -44,15 +45,16 @@ def layer_seconds(
             qkv = torch.ones(num_reqs * query_len, width, device=device)
             out = torch.empty(len(qkv), shape.num_heads * shape.head_dim, device=device)
             turns = []
+            backend.plan(batch, host)
+            run = partial(backend.run, out, qkv, cache, batch)
+            layers = _replayable(partial(_repeat, run, num_layers), device)
             for _ in range(NUM_TURNS):
                 _wait(device)
                 start = time.perf_counter()
                 backend.plan(batch, host)
-                planned = time.perf_counter()
-                for _ in range(num_layers):
-                    backend.run(out, qkv, cache, batch)
+                layers()
                 _wait(device)
-                turns.append(planned - start + time.perf_counter() - planned)
+                turns.append(time.perf_counter() - start)
             found.append(median(turns[1:]) / num_layers)
     return sum(found) / len(found)
 
@@ -82,6 +84,23 @@ def _cache(shape: AttentionShape, batch: AttentionBatch, dtype: torch.dtype) -> 
     num_blocks = int(batch.block_table.max()) + 1
     sizes = (num_blocks, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
     return torch.ones(sizes, dtype=dtype, device=batch.positions.device)
+
+
+def _repeat(run: Callable[[], None], count: int) -> None:
+    for _ in range(count):
+        run()
+
+
+def _replayable(layers: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The same as an engine would run it: on a GPU, as a graph."""
+    if device.type != "cuda":
+        return layers
+    layers()  # compiles
+    _wait(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers()
+    return partial(graph.replay)
 
 
 def _wait(device: torch.device) -> None:

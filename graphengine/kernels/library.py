@@ -92,6 +92,12 @@ FUNCTIONS: Final = MappingProxyType(
                 "R width max_model_len V padding_row",
             ),
             _function(
+                "prepare_window",
+                "token_ids positions slot_mapping last_rows loop_positions loop_slots requests "
+                "state_rows allowed_drafts filled block_table num_tokens history rules",
+                "R query_len max_model_len table_stride block_size padding_row",
+            ),
+            _function(
                 "process_logits",
                 "out logits token_ids query_len state_rows settings counts in_prompt bias_ids "
                 "bias_values mask",

@@ -35,3 +35,4 @@ def check_contiguous(*tensors: torch.Tensor) -> None:
         assert tensor.is_contiguous(), (
             f"kernel argument of shape {tuple(tensor.shape)} is not contiguous"
         )
+        assert tensor.is_cpu, f"kernel argument on {tensor.device}; these kernels are the CPU's"

@@ -135,7 +135,7 @@ class ForwardBuffers:
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """What the host writes before a forward."""
+    """What is written before a forward, by the host or by the step's first op."""
 
     token_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int32

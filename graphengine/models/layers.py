@@ -1,8 +1,8 @@
 """LayerOps: the operations that a decoder is made of, as ops over caller-owned tensors.
 
-Owns the interface only. Implementations: `native_ops.py` (own C++ kernels),
-`torch_ops.py` (plain torch, compiled by inductor or not). All work row by row: a row's bits
-never depend on the other rows of the call.
+Owns the interface only. Implementations: `native_ops.py` (own C++ kernels), `triton_ops.py` (own
+Triton kernels), `torch_ops.py` (plain torch, compiled by inductor or not). All work row by row: a
+row's bits never depend on the other rows of the call.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def _check_tied(embedding: Tensor, source: WeightSource) -> None:
     if same:
         # By rows, so that no second matrix is made by the conversion.
         rows = zip(embedding.split(_ROWS), source.read(HEAD).split(_ROWS), strict=True)
-        same = all(torch.equal(ours, theirs.to(ours.dtype)) for ours, theirs in rows)
+        same = all(torch.equal(ours, theirs.to(ours)) for ours, theirs in rows)
     if not same:
         # Readers disagree on which one counts, so there is no safe choice.
         raise ValueError(

@@ -32,6 +32,7 @@ MODULES: tuple[str, ...] = (
     "sample",
     "search",
     "verify",
+    "window",
 )
 ARCHS = (80, 90, 100)
 POINTER_ALIGNMENT = 16  # bytes; of whatever torch allocates

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +13,16 @@ from capture import manager as manager_module
 from capture.checks import CaptureError
 from capture.config import CaptureConfig
 from capture.cuda import CudaGraph, CudaStream
+from capture.edge import Edge
 from capture.manager import CaptureManager, resolve_graph_kind
 from capture.ops import PythonOp
 from capture.shapes import ShapeTable
+from capture.stream import InlineStream
 from graphengine.kernels import library
 from tests.capture.cuda_double import Double, install
 from tests.capture.helpers import KEY, TIER, bits, fill_inputs, make_bench, outputs
+from tests.graphengine.engine.setups import Setup
+from tests.tiny import make_checkpoint
 
 CUDA = torch.device("cuda")
 
@@ -132,6 +138,21 @@ def test_a_manager_captures_all_in_one_stream_and_pool(
         fill_inputs(bench.buffers, key, num_reqs, num_reqs)
         manager.replay(key, num_reqs=num_reqs, num_tokens=num_reqs * key.query_len)
         assert bits(outputs(bench.buffers, key)) == expected
+
+
+def test_the_runners_own_inputs_can_be_captured(double: Double, tmp_path: Path) -> None:
+    """Guards that refuse what the host does while it writes a cell's inputs."""
+    engine = Setup(k=2, max_num_seqs=2, numerics="fast").start(make_checkpoint(tmp_path / "tiny"))
+    runner = engine.runner
+    stream = CudaStream(CUDA)
+    runner.edge = Edge(runner.buffers, InlineStream())
+    runner.edge.is_direct = False  # areas that are copied, as on a GPU
+    for key in list(runner.manager.table)[:2]:
+        tier = runner.manager._tiers[key.tier]
+        prepare = partial(tier.prepare, key)
+        graph = CudaGraph(tier.step, runner.buffers, key, prepare=prepare, stream=stream)
+        graph.replay()
+    engine.close()
 
 
 def test_the_kind_of_graph_follows_the_device() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from capture.edge import NUM_AREAS, Edge
-from capture.stream import InlineStream, Stream, ThreadStream
+from capture.stream import InlineStream, Stream, StreamError, ThreadStream
 from tests.capture.helpers import KEY, make_buffers
 
 
@@ -34,9 +34,15 @@ def test_what_work_raises_reaches_who_waits_and_drops_what_builds_on_it() -> Non
 
     stream.run(fail)
     stream.run(lambda: seen.append("behind"))
-    with pytest.raises(ValueError, match="device"):
+    with pytest.raises(StreamError, match="device"):
         stream.synchronize()
     assert not seen
+    stream.run(fail)
+    place = stream.record()
+    stream.run(lambda: seen.append("behind"))
+    with pytest.raises(StreamError):
+        place.wait()
+    stream.reset()
     stream.run(lambda: seen.append("after"))
     stream.synchronize()
     assert seen == ["after"]

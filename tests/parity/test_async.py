@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from capture.stream import ThreadStream
+from capture.stream import StreamError, ThreadStream
 from graphengine import startup
 from graphengine.engine import Engine
 from graphengine.flights import Flights
@@ -219,3 +219,65 @@ def test_a_late_result_never_reaches_a_reused_row(checkpoints: Checkpoints) -> N
             assert len(late) == one.max_tokens
         else:
             assert late == sync[: len(late)]
+
+
+def test_a_step_that_fails_on_the_device_costs_nobody_a_token(checkpoints: Checkpoints) -> None:
+    """An engine that is jammed for good, or goes on from rows that were never written."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    truth = Run(start(checkpoints.get(), SETUP, 0))
+    engine = start(checkpoints.get(), SETUP, 1)
+    run = Run(engine)
+    for each in (truth, run):
+        for name in ("a", "b"):
+            each.add(name, (1, 2, 3, ord(name)), params)
+    truth.drain()
+    for _ in range(4):
+        run.step()
+
+    def fail() -> None:
+        raise ArithmeticError("out of memory")
+
+    engine.runner.stream.run(fail)
+    with pytest.raises(StreamError, match="out of memory"):
+        run.drain()
+    run.drain()
+    for name in ("a", "b"):
+        assert run.tokens(name) == truth.tokens(name)
+    run.add("c", (5, 6), params)
+    run.step()
+    engine.runner.stream.run(fail)
+    engine.runner.stream.run(lambda: None)
+    with pytest.raises(StreamError):
+        engine.close()
+    assert not hasattr(engine, "runner"), "its memory is held"
+
+
+@pytest.mark.parametrize("async_steps", [0, 1])
+@pytest.mark.parametrize("place", ["land", "recount"])
+def test_an_interrupted_landing_loses_nothing(
+    async_steps: int, place: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row on the device that is ahead of the host, and a step that goes on from it."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    truth = Run(start(checkpoints.get(), SETUP, 0))
+    run = Run(start(checkpoints.get(), SETUP, async_steps))
+    for each in (truth, run):
+        each.add("a", (1, 2, 3), params)
+    truth.drain()
+    for _ in range(3):
+        run.step()
+    real = getattr(Flights, place)
+    with monkeypatch.context() as patch:
+
+        def interrupted(self: Flights, *given: Any) -> Any:
+            if place == "land":
+                real(self, *given)  # and its tokens are lost
+            if place == "land" or len(self._flights) == async_steps:
+                raise KeyboardInterrupt
+            return real(self, *given)
+
+        patch.setattr(Flights, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.drain()
+    run.drain()
+    assert run.tokens("a") == truth.tokens("a")

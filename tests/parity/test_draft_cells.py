@@ -7,6 +7,7 @@ to those of the eager chain, bit for bit, with every buffer that it has to write
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from proposers.mock import JunkProposer
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup
+from tests.proposers.held import held
 
 pytestmark = pytest.mark.parity
 
@@ -77,7 +79,7 @@ def test_every_cell_replays_what_its_chain_computes(
             found: list[Draft] = []
             for engine in (tape, eager):
                 assert engine.proposer is not None
-                draft = engine.proposer.propose(batch)
+                draft = engine.proposer.propose(held(engine, batch))
                 draft.validate(batch, engine.resolved.model.vocab_size)
                 found.append(draft)
             assert np.array_equal(found[0].token_ids, found[1].token_ids)
@@ -115,11 +117,11 @@ def test_a_step_is_one_replay_of_drafts_and_one_of_the_target(checkpoints: Check
 def test_replays_do_not_call_the_model(checkpoints: Checkpoints) -> None:
     """Guards a tape that is no tape: with the forward patched to raise, drafts come out alike."""
     engine = start(checkpoints, "tape", "greedy")
-    batch = inputs(3, 4, seed=1)
+    batch = held(engine, inputs(3, 4, seed=1))
     proposer: Any = engine.proposer
     expected = proposer.propose(batch).token_ids
-    filled = CacheRows(
-        block_table=batch.cache.block_table,  # type: ignore[union-attr]
+    filled = replace(
+        batch.cache,  # type: ignore[type-var]
         draft_kv_lens=np.array([len(ids) - 1 for ids in batch.token_ids], dtype=np.int32),
     )
 

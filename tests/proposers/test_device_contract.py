@@ -26,6 +26,7 @@ from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup
 from tests.proposers.device_cases import CASES
+from tests.proposers.held import held
 from tests.tiny import VOCAB_SIZE
 
 SETUP = Setup(k=3, max_num_seqs=5, num_reqs=(1, 2, 4))
@@ -115,7 +116,7 @@ def proposer_of(engine: Engine) -> ModelProposer:
 
 def drafts(engine: Engine, inputs: ProposeInputs) -> dict[str, list[int]]:
     """Drafts by request, validated."""
-    draft = proposer_of(engine).propose(inputs)
+    draft = proposer_of(engine).propose(held(engine, inputs))
     draft.validate(inputs, VOCAB_SIZE)
     return by_request(inputs, draft)
 
@@ -182,12 +183,12 @@ def test_inputs_and_earlier_drafts_are_not_changed(engine: Engine, texts: Texts)
     """Guards the engine's state, and a draft that it still holds when the next is made."""
     inputs = make_inputs(some(texts, 5), 3)
     before = [tokens.copy() for tokens in inputs.token_ids]
-    draft = proposer_of(engine).propose(inputs)
+    draft = proposer_of(engine).propose(held(engine, inputs))
     assert all(map(np.array_equal, inputs.token_ids, before))
     assert draft.draft_kv_lens is not None
     parts = (draft.token_ids, draft.num_draft_tokens, draft.draft_kv_lens)
     copies = [part.copy() for part in parts]
-    proposer_of(engine).propose(make_inputs(some(texts, 5, 2), 2))
+    proposer_of(engine).propose(held(engine, make_inputs(some(texts, 5, 2), 2)))
     assert all(map(np.array_equal, parts, copies))
 
 

@@ -24,6 +24,7 @@ FORBIDDEN = {
 # What the engine may name of proposers: the protocol, the descriptions and the registry.
 OPEN_PROPOSER_MODULES = {"proposers"}
 OPEN_PROPOSER_MODULES |= {f"proposers.{name}" for name in ("base", "device", "info", "registry")}
+OPEN_PROPOSER_MODULES |= {"proposers.device_draft"}  # a value that proposers give
 OPEN_PROPOSER_MODULES |= {"proposers.requests"}  # a layout that kernels read
 OPEN_PROPOSER_MODULES |= {"proposers.training"}  # the front of the package, not what is in it
 # Third parties that the package works without; only these may be imported inside a function.

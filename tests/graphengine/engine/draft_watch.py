@@ -86,8 +86,13 @@ class DraftWatch:
         return int((window["slot_mapping"] == 0).sum()) + int((loop == 0).sum())
 
     def check_padding(self, key: ShapeKey, num_reqs: int) -> None:
-        """Rows of requests that are not there hold the declared fill."""
+        """Rows of requests that are not there hold the declared fill.
+
+        They are made here as the replay will make them, which may leave nothing to look at.
+        """
         assert self.proposer is not None, "nobody captured a draft cell"
+        rules = self.proposer._rules[key.query_len - 1]
+        self.proposer.ops.prepare_window(self.proposer._cells.of(key).views, rules)
         buffers, width = self._engine.runner.buffers, self.proposer.width(key.query_len - 1)
         window = buffers.prefill(num_reqs=key.num_reqs, num_tokens=key.num_reqs * width)
         for name in ("token_ids", "positions", "slot_mapping"):

@@ -65,6 +65,8 @@ BOOKKEEPING = {
         "commit",
         "delivery",
         "engine",
+        "flights",
+        "frame",
         "kv.block_pool",
         "kv.block_table",
         "kv.manager",
@@ -72,6 +74,7 @@ BOOKKEEPING = {
         "models.detokenizer",
         "prompt_logprobs",
         "request_state",
+        "sampled",
         "scheduler",
         "streams",
     )

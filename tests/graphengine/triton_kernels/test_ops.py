@@ -8,7 +8,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from capture.ops import PythonOp, set_recorder
+from capture.stream import InlineStream
 from capture.tape import Tape
+from graphengine.device_rows import DeviceRows
 from graphengine.draft_ops import NativeDraftOps
 from graphengine.models.hidden_states import HiddenStates
 from graphengine.models.layers import LayerOps, Rope
@@ -90,7 +92,25 @@ def layer_step(ops: LayerOps, *, normed: bool) -> tuple[Callable[[], None], Resu
 
 def native_draft_ops(states: HiddenStates) -> NativeDraftOps:
     ops = NativeOps(torch.float32, EPS)
-    return NativeDraftOps(ops, states, draft_sampling="coupled", vocab_size=VOCAB)
+    return NativeDraftOps(
+        ops, states, device_rows(), block_size=BLOCK_SIZE, draft_sampling="coupled"
+    )
+
+
+def triton_draft_ops(states: HiddenStates | None) -> TritonDraftOps:
+    return TritonDraftOps(
+        triton_ops(), states, device_rows(), block_size=BLOCK_SIZE, draft_sampling="coupled"
+    )
+
+
+def device_rows() -> DeviceRows:
+    return DeviceRows(
+        max_num_seqs=2,
+        max_model_len=16,
+        vocab_size=VOCAB,
+        device=torch.device("cpu"),
+        stream=InlineStream(),
+    )
 
 
 def hidden_states() -> HiddenStates:
@@ -177,13 +197,13 @@ def test_draft_ops_are_those_of_the_cpu() -> None:
     native()
     assert not states.storage[:BLOCK_SIZE].any()
     other = hidden_states()
-    ops = TritonDraftOps(triton_ops(), other, draft_sampling="coupled")
+    ops = triton_draft_ops(other)
     step, out = draft_step(ops, other)
     check_against(step, out, expected)
 
 
 def test_a_draft_model_reads_no_hidden_states() -> None:
     """Of a target that keeps none; to read them would be a mistake of the proposer."""
-    ops = TritonDraftOps(triton_ops(), None, draft_sampling="greedy")
+    ops = triton_draft_ops(None)
     with pytest.raises(AssertionError, match="keeps no hidden states"):
         ops.load_slots(empty(1, HIDDEN), integers(4))
