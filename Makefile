@@ -80,7 +80,7 @@ soak: $(STAMP) ## long random runs
 	$(BIN)/python -m pytest -m "soak and not gpu" --timeout 7200 $(ARGS)
 
 gpu: $(STAMP) ## what needs a CUDA device
-	$(BIN)/python -m pytest -m gpu --timeout 1800 $(ARGS)
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu --timeout 1800 $(ARGS)
 
 clean: ## remove the environment and what builds left
 	rm -rf $(VENV) build dist *.egg-info

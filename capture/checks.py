@@ -8,6 +8,7 @@ Owns the torch modes that enforce this. Knows nothing of tapes.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -111,16 +112,18 @@ class _OpWatch(_Watch):
             raise CaptureError(
                 f"host sync in {self._where}: {func}, whose sizes depend on data; use a mask"
             )
-        given = {one.untyped_storage().data_ptr() for one in _tensors([args, kwargs])}
+        given = {storage.data_ptr() for storage in _storages([args, kwargs])}
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in given:
+        for storage in _storages(result):
+            if storage.nbytes() and storage.data_ptr() not in given:
                 self.taken.append(StorageWeakRef(storage))
         return result
 
     def is_kept(self) -> bool:
         """Whether some of it is still there."""
+        if all(storage.expired() for storage in self.taken):
+            return False
+        gc.collect()  # what only knows itself is not kept
         return not all(storage.expired() for storage in self.taken)
 
 
@@ -141,6 +144,11 @@ def _reads_sizes(func: torch._ops.OpOverload[..., Any], args: Sequence[Any]) -> 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    given = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.UntypedStorage)]
+    return [*given, *(tensor.untyped_storage() for tensor in _tensors(tree))]
 
 
 @contextmanager
@@ -172,6 +180,9 @@ def op_guard(name: str) -> Iterator[None]:
     watch = _OpWatch(where)
     with _NoSync(where), watch:
         yield
+    for generation in range(3):  # cycles, of triton's interpreter for one, are nobody's
+        if watch.is_kept():
+            gc.collect(generation)
     if watch.is_kept():
         raise CaptureError(
             f"{where} keeps memory that it has allocated: a graph's is its own; hand it a buffer"

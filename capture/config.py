@@ -37,9 +37,9 @@ class CaptureConfig:
         memory_budget: bytes that static buffers and graphs may take; None: unlimited. Exceeding it
             is an error at start that names the need. A `lazy` cell that would exceed it later is
             launched uncaptured, with the same results, and counted in `eager_fallbacks`.
-        debug: at every replay tape and CUDA graphs check addresses, poison scratch, and refuse what
-            syncs, draws random numbers or keeps memory; slow, for tests. The other kinds have
-            nothing to check.
+        debug: at every replay tape and CUDA graphs check addresses, poison scratch, and refuse
+            allocations and generators that move; tapes, too, ops that sync, draw random numbers or
+            keep memory. Slow, for tests. The other kinds have nothing to check.
     """
 
     graph: GraphKind = "auto"

@@ -1,8 +1,8 @@
-"""CudaGraph: the GPU's graph, and the one stream in which everything of an engine runs.
+"""CudaGraph: the GPU's graph, and the stream in which everything of an engine runs.
 
 A step is warmed up, its inputs are made anew, and then it is captured: what warm-up has left in a
-buffer must not be what a capture finds there. All graphs are captured in one stream and share one
-memory pool, largest first, so that the first one's memory serves all. Owns capture and replay;
+buffer must not be what a capture finds there. All graphs are captured in one side stream and share
+one memory pool, largest first, so that the first one's memory serves all. Owns capture and replay;
 knows nothing of what a step computes.
 """
 
@@ -24,31 +24,34 @@ NUM_WARM_UPS = 2  # the first may compile and allocate
 
 
 class CudaStream:
-    """A stream of a CUDA device."""
+    """The current stream of a CUDA device, so that what anybody else does with torch is in order.
+
+    Attributes:
+        side: where graphs are captured, and nothing else runs.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device)
+        self.side = torch.cuda.Stream(device)
         self._pool: Any = None  # torch's type for it has no public name
 
     def run(self, work: Work) -> None:
-        with torch.cuda.stream(self.stream):
-            work()
+        work()
 
     def record(self) -> Event:
         event = torch.cuda.Event()
-        event.record(self.stream)
+        event.record(torch.cuda.current_stream(self.device))
         return _CudaEvent(event)
 
     def synchronize(self) -> None:
-        self.stream.synchronize()
+        torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
         self.synchronize()
 
     @property
     def pool(self) -> Any:
-        """The memory pool of all graphs that are captured in this stream."""
+        """The memory pool of all graphs."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
@@ -102,7 +105,7 @@ class CudaGraph:
         self._device = stream.device
         before = torch.cuda.memory_reserved(self._device)
         self._graph = torch.cuda.CUDAGraph()
-        with no_sync(), torch.cuda.graph(self._graph, pool=stream.pool, stream=stream.stream):
+        with no_sync(), torch.cuda.graph(self._graph, pool=stream.pool, stream=stream.side):
             fn(views)
         self.num_bytes = max(0, torch.cuda.memory_reserved(self._device) - before)
         self._buffers = buffers

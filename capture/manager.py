@@ -228,12 +228,13 @@ class CaptureManager:
         self._graphs.clear()
 
     def _capture_late(self, key: ShapeKey) -> Graph:
-        """First use of a cell in lazy mode: the batch's inputs are in place and must survive.
+        """First use of a cell in lazy mode. What is there must survive: inputs, and outputs that
+        are still to be read, as are the logits between the two halves of a step.
 
         Where the cell does not fit the memory budget any more, its step is called as it is.
         """
         self._stream.synchronize()
-        inputs = self.buffers.snapshot(("input",))
+        kept = self.buffers.snapshot(("input", "output"))
         try:
             return self._capture(key)
         except MemoryBudgetError as error:
@@ -242,7 +243,7 @@ class CaptureManager:
             self._graphs[key] = EagerGraph(self._tiers[key.tier].step, self.buffers, key)
             return self._graphs[key]
         finally:
-            self.buffers.restore(inputs)
+            self.buffers.restore(kept)
 
     def _capture(self, key: ShapeKey) -> Graph:
         start = time.perf_counter()

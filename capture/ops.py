@@ -117,7 +117,7 @@ class PythonOp(Op):
 
 
 class CompiledOp(PythonOp):
-    """One that runs compiled code."""
+    """One that runs compiled code, torch's or Triton's, which torch's modes cannot watch."""
 
     __slots__ = ()
     is_compiled = True

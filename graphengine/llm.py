@@ -11,7 +11,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from capture.config import CaptureConfig
-from graphengine.config import CacheConfig, EngineConfig, Numerics, SpeculativeConfig
+from graphengine.config import AttentionKind, CacheConfig, EngineConfig, Numerics, SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.models.tokenizer import Tokenizer
 from graphengine.outputs import EngineStats, RequestOutput
@@ -43,6 +43,9 @@ class LLM:
             that the host's work hides behind the device's. Same tokens; a request's last step may
             run for nothing. Refused with proposers that need the tokens on the host. 0: every step
             waits for its own.
+        attention: the target's: `auto`, `native` (the CPU's), `triton` or `flashinfer` (a GPU's).
+            `auto` on a GPU measures the two at the first start, unless only one can serve, and
+            remembers; `capture_report()` says which one it is and why.
         speculative: how to draft; None: what `GRAPHENGINE_SPECULATE` says, else off. `"off"`,
             `"ngram"` and `"ngram:6"` are accepted too.
         logits_processors: capture two more graphs a cell, so that requests may bring logits
@@ -68,6 +71,7 @@ class LLM:
         seed: int = 0,
         numerics: Numerics = "invariant",
         async_steps: int = 0,
+        attention: AttentionKind = "auto",
         speculative: SpeculativeConfig | str | None = None,
         logits_processors: bool = False,
         capture: CaptureConfig | None = None,
@@ -83,6 +87,7 @@ class LLM:
             seed=seed,
             numerics=numerics,
             async_steps=async_steps,
+            attention=attention,
             speculative=speculative,
             logits_processors=logits_processors,
             capture=capture if capture is not None else CaptureConfig(),

@@ -19,6 +19,7 @@ from graphengine.captured_step import make_buffers
 from graphengine.device_rows import DeviceRows
 from graphengine.kv.cache import block_bytes
 from graphengine.models.decoder import DecoderWeights
+from graphengine.opset import GPU_SCRATCH_FLOATS
 from graphengine.prompt_logprobs import PromptLogprobs
 from graphengine.request_state import RequestState
 from graphengine.resolve import ResolvedConfig
@@ -30,7 +31,9 @@ class MemoryPlan:
 
     weights: int  # the draft's included, as in all of these
     buffers: int  # static buffers, which all cells share
-    scratch: int  # attention's partials, rotation tables, rows of requests, logits of prompts
+    # partial sums (of attention; on a GPU of products, too), rotation tables, rows of requests,
+    # logits of prompts
+    scratch: int
     kv: int
 
     @property
@@ -58,17 +61,25 @@ def plan_memory(resolved: ResolvedConfig) -> MemoryPlan:
     rows = RequestState.row_bytes(sizes.max_model_len, sizes.block_size) * sizes.max_num_seqs
     row = DeviceRows.row_bytes(sizes.max_model_len, model.vocab_size)
     rows += row * (sizes.max_num_seqs + 1)
+    partials = SCRATCH_FLOATS if resolved.device.type == "cpu" else GPU_SCRATCH_FLOATS
     weights = DecoderWeights.allocate(model, resolved.dtype, meta).num_bytes
     return MemoryPlan(
         weights=weights + (draft.num_weight_bytes if draft is not None else 0),
         buffers=make_buffers(model, sizes, meta, draft).num_bytes,
-        scratch=SCRATCH_FLOATS * 4 + rotation + rows + PromptLogprobs.num_bytes(model.vocab_size),
+        scratch=partials * 4 + rotation + rows + PromptLogprobs.num_bytes(model.vocab_size),
         kv=resolved.num_blocks * block_bytes(model, resolved.dtype, sizes.block_size, draft),
     )
 
 
-def available_bytes() -> int:
-    """The machine's memory, or the limit of a control group around this process if that is less."""
+def available_bytes(device: torch.device) -> int:
+    """Free memory of a CUDA device.
+
+    On CPU the machine's memory, or the limit of a control group around this process if that is
+    less.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in group_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")):
         with suppress(OSError, ValueError):  # not there, or "max"

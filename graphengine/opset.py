@@ -7,7 +7,7 @@ kernel: `native_opset.py` has those of the CPU, `triton_opset.py` those of a GPU
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -19,6 +19,12 @@ from graphengine.sampling.state import SamplerState
 from graphengine.sampling.verifier import GreedyVerify
 from proposers.base import DraftSampling
 from proposers.device import DraftOps
+
+# Most partial sums of attention, and of matrix products, that the ops of a GPU keep room for; what
+# needs more is computed in parts, with the same bits.
+GPU_ATTENTION_FLOATS: Final = 32 << 20
+GPU_PRODUCT_FLOATS: Final = 32 << 20
+GPU_SCRATCH_FLOATS: Final = GPU_ATTENTION_FLOATS + GPU_PRODUCT_FLOATS
 
 # Reads and writes a cell's views; captured.
 CellOp = Callable[[Mapping[str, torch.Tensor]], None]

@@ -109,7 +109,7 @@ def start(
         resolved = resolve(opened.config, config, opened)
         planned = plan_memory(resolved)
         check_memory_budget(config.capture, planned.buffers)
-        planned.check(available_bytes())
+        planned.check(available_bytes(resolved.device))
     with times.phase("tokenizer"):
         tokenizer = opened.load_tokenizer()
     if is_native(config.capture, resolved.device):

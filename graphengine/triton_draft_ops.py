@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.device_rows import DeviceRows
 from graphengine.models.hidden_states import HiddenStates
 from graphengine.models.layers import LayerOps
@@ -45,14 +45,14 @@ class TritonDraftOps:
         self.embed = layer_ops.embed
         self.rms_norm = layer_ops.rms_norm
         self.linear = layer_ops.linear
-        self.zero_first = PythonOp("zero_first", kernels.zero_first)
-        self.concat = PythonOp("concat_rows", kernels.concat_rows)
-        self.take_rows = PythonOp("take_rows", kernels.take_rows)
-        self.shift_tokens = PythonOp("shift_tokens", kernels.shift_tokens)
-        self.choose = PythonOp("choose_drafts", ChooseDrafts(draft_sampling))
-        self._load_slots = PythonOp("load_slots", kernels.load_slots)
+        self.zero_first = CompiledOp("zero_first", kernels.zero_first)
+        self.concat = CompiledOp("concat_rows", kernels.concat_rows)
+        self.take_rows = CompiledOp("take_rows", kernels.take_rows)
+        self.shift_tokens = CompiledOp("shift_tokens", kernels.shift_tokens)
+        self.choose = CompiledOp("choose_drafts", ChooseDrafts(draft_sampling))
+        self._load_slots = CompiledOp("load_slots", kernels.load_slots)
         self._rows, self._block_size = rows, block_size
-        self._prepare_window = PythonOp("prepare_window", self._launch_window)
+        self._prepare_window = CompiledOp("prepare_window", self._launch_window)
         self._states = None if hidden_states is None else hidden_states.storage
 
     def prepare_window(self, views: Mapping[str, Tensor], rules: Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 import triton
 
 from capture.compile import PieceCompiler
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.attention.base import AttentionShape
 from graphengine.attention.triton import TritonAttention
 from graphengine.device_rows import DeviceRows
@@ -24,7 +24,7 @@ from graphengine.models.hidden_states import HiddenStates, StoreSlots
 from graphengine.models.layers import LayerOps
 from graphengine.models.torch_ops import TorchOps
 from graphengine.models.triton_ops import TritonOps
-from graphengine.opset import CellOp
+from graphengine.opset import GPU_PRODUCT_FLOATS, CellOp
 from graphengine.sampling.state import SamplerState
 from graphengine.sampling.triton import TritonLogprobs, TritonSampler
 from graphengine.sampling.verifier import GreedyVerify
@@ -37,7 +37,6 @@ from proposers.base import DraftSampling
 
 Tensor = torch.Tensor
 
-MOST_SCRATCH_FLOATS = 32 << 20  # products of more rows are computed in ranges, with the same bits
 ATTENTION_FLOATS_ON_CPU = 1 << 20  # interpreted: tiny models alone
 
 
@@ -67,7 +66,7 @@ class TritonOpSet:
         self.dtype = dtype
         self.device = device
         self._compiler = compiler
-        products = min(scratch_floats(max_rows, shapes), MOST_SCRATCH_FLOATS)
+        products = min(scratch_floats(max_rows, shapes), GPU_PRODUCT_FLOATS)
         needed = max(products, argmax_floats(max_rows, vocab_size))
         self._scratch = torch.zeros(needed, device=device)
         self._partials: Tensor | None = None  # of attention: no two calls overlap
@@ -103,7 +102,7 @@ class TritonOpSet:
         return attention
 
     def verifier(self) -> GreedyVerify:
-        return PythonOp("greedy_verify", greedy_verify)
+        return CompiledOp("greedy_verify", greedy_verify)
 
     def sampler(self, state: SamplerState, *, rejection: bool) -> CellOp:
         return TritonSampler(state, rejection=rejection)
@@ -115,7 +114,7 @@ class TritonOpSet:
         return TritonLogprobs()
 
     def store_slots(self) -> StoreSlots:
-        return PythonOp("store_slots", store_slots)
+        return CompiledOp("store_slots", store_slots)
 
     def draft_ops(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.device_rows import DeviceRows
 from graphengine.row_ops import PREPARED, PREPARED_FROM
 from graphengine.triton_kernels.request_rows import commit_rows, prepare_rows
@@ -25,8 +25,8 @@ class TritonRowOps:
     def __init__(self, rows: DeviceRows, block_size: int) -> None:
         self._rows = rows
         self._block_size = block_size
-        self._prepare = PythonOp("prepare_rows", self._launch_prepare)
-        self._commit = PythonOp("commit_rows", self._launch_commit)
+        self._prepare = CompiledOp("prepare_rows", self._launch_prepare)
+        self._commit = CompiledOp("commit_rows", self._launch_commit)
 
     def prepare(self, views: Mapping[str, Tensor]) -> None:
         """Write a cell's tokens, positions, slots, drafts and room."""

@@ -11,7 +11,8 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["TRITON_INTERPRET"] = "1"  # Triton kernels run on tensors of the CPU
+# Triton kernels run on tensors of the CPU; `make gpu` sets 0: compiled, on the device.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 for _name in [name for name in os.environ if name.startswith("GRAPHENGINE_")]:
     # A developer's defaults must not decide what a test sees. The compile cache may stay.
     if _name != "GRAPHENGINE_CACHE_DIR":
@@ -33,13 +34,16 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips, visibly, what needs a GPU where there is none."""
-    if torch.cuda.is_available():
+    """Skips, visibly, what needs a GPU where there is none, or where kernels are interpreted."""
+    if not torch.cuda.is_available():
+        reason = "needs a CUDA device"
+    elif os.environ["TRITON_INTERPRET"] != "0":
+        reason = "needs compiled kernels: TRITON_INTERPRET=0, as `make gpu` sets it"
+    else:
         return
-    skip = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.attention.base import AttentionBatch, AttentionShape, HostRows
+from graphengine.opset import GPU_ATTENTION_FLOATS
 from graphengine.triton_kernels.attention import paged_attention
 
 Tensor = torch.Tensor
 
 MAX_HEAD_DIM = 256
-# Partials of chunks that many programs share: 128 MiB. Calls with more rows, heads and context walk
-# the chunks of a row in one program, with the same bits.
-SCRATCH_FLOATS = 32 << 20
 
 
 class TritonAttention:
@@ -26,7 +24,9 @@ class TritonAttention:
     Args:
         shape: of the heads.
         device: of the tensors.
-        scratch: that of another one, whose calls these do not overlap; None: its own.
+        scratch: partial sums of chunks that many programs share; calls with more rows, heads and
+            context walk a row's chunks in one program, with the same bits. That of another one,
+            whose calls these do not overlap; None: its own.
 
     Raises:
         ValueError: heads that the kernels do not serve.
@@ -42,8 +42,10 @@ class TritonAttention:
                 f"head_dim={shape.head_dim}: the attention kernels serve up to {MAX_HEAD_DIM}"
             )
         self._shape = shape
-        self.scratch = torch.zeros(SCRATCH_FLOATS, device=device) if scratch is None else scratch
-        self._op = PythonOp("paged_attention", self._launch)
+        self.scratch = (
+            torch.zeros(GPU_ATTENTION_FLOATS, device=device) if scratch is None else scratch
+        )
+        self._op = CompiledOp("paged_attention", self._launch)
 
     def plan(self, batch: AttentionBatch, host: HostRows) -> None:
         """Nothing: the kernel reads lengths and tables from the batch's tensors."""

@@ -18,7 +18,14 @@ import typer
 
 from capture.config import CaptureConfig, CompileMode, GraphKind
 from graphengine.cli.console import start_progress
-from graphengine.config import OFF, CacheConfig, EngineConfig, Numerics, SpeculativeConfig
+from graphengine.config import (
+    OFF,
+    AttentionKind,
+    CacheConfig,
+    EngineConfig,
+    Numerics,
+    SpeculativeConfig,
+)
 from graphengine.engine import Engine
 from graphengine.models.loader import open_model
 from graphengine.models.locate import DEMO_MODEL
@@ -115,7 +122,14 @@ class EngineOptions:
         ),
     ] = None
     dtype: Annotated[str, _option(_ENGINE, "--dtype", "auto, bfloat16 or float32.")] = "auto"
-    device: Annotated[str, _option(_ENGINE, "--device", "auto or cpu.")] = "auto"
+    device: Annotated[str, _option(_ENGINE, "--device", "auto, cpu or cuda.")] = "auto"
+    attention: Annotated[
+        str, _option(_ENGINE, "--attention", "auto, native (CPU), triton or flashinfer.")
+    ] = "auto"
+    async_steps: Annotated[
+        int,
+        _option(_ENGINE, "--async-steps", "1: launch a step before the one before was read.", "N"),
+    ] = 0
     max_model_len: Annotated[
         int | None,
         _option(_ENGINE, "--max-model-len", "Context limit, prompt and output together.", "TOKENS"),
@@ -173,6 +187,8 @@ class EngineOptions:
         return EngineConfig(
             dtype=self.dtype,
             device=self.device,
+            attention=cast(AttentionKind, self.attention),
+            async_steps=self.async_steps,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -89,7 +89,7 @@ def capture_plan(*, model: Model = DEMO_MODEL, options: EngineOptions) -> None:
         soft_wrap=True,
     )
     check_memory_budget(config.capture, memory.buffers)
-    memory.check(available_bytes())
+    memory.check(available_bytes(resolved.device))
 
 
 def _cell_table(planned: PlannedBytes) -> Table:

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.models.layers import Rope
 from graphengine.triton_kernels import gemm, rows
 from graphengine.triton_kernels.rope import rope_write
@@ -29,12 +29,12 @@ class TritonOps:
     def __init__(self, rms_norm_eps: float, scratch: Tensor) -> None:
         self._eps = rms_norm_eps
         self._scratch = scratch
-        self._embed = PythonOp("embed", rows.embed)
-        self._rms_norm = PythonOp("rms_norm", partial(rows.rms_norm, eps=rms_norm_eps))
-        self._linear = PythonOp("linear", self._launch_linear)
-        self._gate_up = PythonOp("gate_up", gemm.gate_up)
-        self._argmax = PythonOp("argmax", self._launch_argmax)
-        self._rope_writes: dict[int, PythonOp] = {}  # by the rope's id, which the op keeps alive
+        self._embed = CompiledOp("embed", rows.embed)
+        self._rms_norm = CompiledOp("rms_norm", partial(rows.rms_norm, eps=rms_norm_eps))
+        self._linear = CompiledOp("linear", self._launch_linear)
+        self._gate_up = CompiledOp("gate_up", gemm.gate_up)
+        self._argmax = CompiledOp("argmax", self._launch_argmax)
+        self._rope_writes: dict[int, CompiledOp] = {}  # by the rope's id, which the op keeps alive
 
     def embed(self, out: Tensor, table: Tensor, token_ids: Tensor) -> None:
         self._embed(out, table, token_ids)
@@ -67,7 +67,7 @@ class TritonOps:
     ) -> None:
         if id(rope) not in self._rope_writes:
             launch = partial(_launch_rope_write, rope, self._eps)
-            self._rope_writes[id(rope)] = PythonOp("rope_write", launch)
+            self._rope_writes[id(rope)] = CompiledOp("rope_write", launch)
         norms = qk_norm if qk_norm is not None else (None, None)
         op = self._rope_writes[id(rope)]
         op(qkv, kv_cache, rope.cos, rope.sin, positions, slot_mapping, *norms)

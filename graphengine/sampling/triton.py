@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from capture.ops import PythonOp
+from capture.ops import CompiledOp
 from graphengine.sampling.state import SamplerState
 from graphengine.triton_kernels.logprobs import row_logprobs
 from graphengine.triton_kernels.process import process_logits
@@ -30,9 +30,9 @@ class TritonSampler:
 
     def __init__(self, state: SamplerState, *, rejection: bool = False) -> None:
         self._state = state
-        self._process = PythonOp("process_logits", process_logits)
-        self._sample = PythonOp("sample_rows", sample_rows)
-        self._reject = PythonOp("reject_rows", reject_rows) if rejection else None
+        self._process = CompiledOp("process_logits", process_logits)
+        self._sample = CompiledOp("sample_rows", sample_rows)
+        self._reject = CompiledOp("reject_rows", reject_rows) if rejection else None
 
     def __call__(self, views: Mapping[str, Tensor]) -> None:
         """Write `processed` [T, vocab] and `target_ids` [T] of `logits` [T, vocab]."""
@@ -53,7 +53,7 @@ class TritonLogprobs:
     """Log-probabilities of a cell's rows by the model's own logits."""
 
     def __init__(self) -> None:
-        self._op = PythonOp("row_logprobs", row_logprobs)
+        self._op = CompiledOp("row_logprobs", row_logprobs)
 
     def __call__(self, views: Mapping[str, Tensor]) -> None:
         """Write `logprob_ids` and `logprob_values` [T, MAX_LOGPROBS + 1] and `logprob_ranks` [T].

@@ -1,7 +1,7 @@
 """process_logits: a request's processors on every row, as `sampling/reference.py` says.
 
-Four kernels: bias, penalties and masks; temperature; the search for the numbers where top-k and
-top-p end (`search.py`); the cut there. A row that a kernel has nothing to do for leaves it at once.
+Bias, penalties and masks; temperature; the search for the numbers where top-k and top-p end, which
+is `search.py`; the cut there. A row that a kernel has nothing to do for leaves it at once.
 Rows are independent, and what chunks add up are integers: see `chunks.py`.
 """
 
@@ -70,7 +70,6 @@ def process_logits(
     rows, vocab = out.shape
     chunks = num_chunks(vocab)
     peaks = torch.empty(rows, chunks, dtype=torch.float32, device=out.device)
-    keys = torch.empty(rows, chunks, dtype=torch.int32, device=out.device)
     cuts = torch.empty(rows, 2, dtype=torch.int32, device=out.device)
     block = (query_len, state_rows, settings)
     _adjust[(rows, chunks)](
@@ -88,8 +87,8 @@ def process_logits(
         MAX_BIAS=bias_ids.shape[1],
         **OPTIONS,
     )
-    _scale[(rows, chunks)](out, keys, peaks, *block, **constants(vocab, joins=True), **OPTIONS)
-    find_cuts(cuts, out, keys, *block)
+    _scale[(rows, chunks)](out, peaks, *block, **constants(vocab, joins=True), **OPTIONS)
+    find_cuts(cuts, out, peaks, *block)
     _cut[(rows, chunks)](out, cuts, *block, **constants(vocab), **OPTIONS)
 
 
@@ -154,7 +153,6 @@ def _penalised(x, count, prompted, settings, state):
 @triton.jit
 def _scale(
     out,
-    keys,
     peaks,
     query_len,
     state_rows,
@@ -163,23 +161,18 @@ def _scale(
     CHUNK: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Temperature on one chunk of a row; leaves the key of its largest number in `keys`."""
+    """Temperature on one chunk of a row."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     state = tl.load(state_rows + row // tl.load(query_len))
     temperature = real(settings + state * WORDS, TEMPERATURE)
-    if temperature == 0.0:
-        return
     chunks: tl.constexpr = (VOCAB + CHUNK - 1) // CHUNK
     largest = tl.max(load_left(peaks, row, NONE, chunks, PADDED), 0)
-    peak = tl.load(peaks + row * chunks + chunk)
-    if largest == NONE:  # nothing to choose from
-        tl.store(keys + row * chunks + chunk, key_of(peak))
+    if (temperature == 0.0) | (largest == NONE):  # greedy, or nothing to choose from
         return
     lanes, inside = lanes_of(chunk, VOCAB, CHUNK)
     at = out + row.to(tl.int64) * VOCAB + lanes
     y = scaled(tl.load(at, mask=inside, other=NONE), largest, temperature)
     tl.store(at, y, mask=inside)
-    tl.store(keys + row * chunks + chunk, key_of(tl.max(y, 0)))
 
 
 @triton.jit

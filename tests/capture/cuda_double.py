@@ -62,16 +62,14 @@ class Double:
                 set_recorder(None)
                 double.capturing = False
 
-        @contextmanager
-        def stream(_: Stream) -> Iterator[None]:
-            yield
+        current = Stream(torch.device("cpu"))
 
         self.names = {
             "Stream": Stream,
             "Event": Event,
             "CUDAGraph": CUDAGraph,
             "graph": graph,
-            "stream": stream,
+            "current_stream": lambda device: current,
             "graph_pool_handle": lambda: (0, 1),
             "get_rng_state": lambda device: torch.zeros(1),
             "memory_reserved": lambda device: 0,

@@ -92,6 +92,19 @@ def test_the_report_lists_every_cell() -> None:
     assert f"static buffers {bench.buffers.num_bytes} bytes" in lines[-1]
 
 
+def test_a_late_capture_leaves_what_another_cell_has_given_out() -> None:
+    """Guards outputs that the host has still to read when the next cell is captured (case 13)."""
+    manager, bench = make_manager(CaptureConfig(lazy=True))
+    manager.capture_all()
+    first, second = manager.dispatch(3, 1, TIER), manager.dispatch(8, 3, TIER)
+    fill_inputs(bench.buffers, first, 3, 1)
+    manager.replay(first, num_reqs=3, num_tokens=6)
+    expected = bits(outputs(bench.buffers, first))
+    manager.make_ready(second)
+    assert str(second) in manager.stats.seconds
+    assert bits(outputs(bench.buffers, first)) == expected
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("kind", ["tape", "compiled", "eager"])
 def test_lazy_captures_on_first_use_and_keeps_the_inputs(kind: Any) -> None:

@@ -100,9 +100,9 @@ class DraftWatch:
         assert (window["block_table"][num_reqs:] == 0).all(), f"stale block_table in {key}"
         cell = buffers.cell(key)
         assert (cell["draft.requests"][num_reqs:] == 0).all(), f"stale requests in {key}"
-        firsts = torch.arange(key.num_reqs, dtype=torch.int32)
+        firsts = torch.arange(key.num_reqs, dtype=torch.int32, device=buffers.device)
         assert torch.equal(cell["draft.last_rows"][num_reqs:], firsts[num_reqs:] * width), key
-        starts = torch.arange(key.num_reqs + 1, dtype=torch.int32)
+        starts = torch.arange(key.num_reqs + 1, dtype=torch.int32, device=buffers.device)
         assert torch.equal(cell["draft.loop_start"], starts), f"stale loop_start in {key}"
         assert torch.equal(window["query_start_loc"], starts * width), f"stale starts in {key}"
         for name in ("loop_positions", "loop_slots"):

@@ -194,7 +194,7 @@ class Harness:
             return
         counted = np.bincount(request.output_token_ids, minlength=sampler.vocab_size)
         assert sampler.counts[row].tolist() == counted.tolist()
-        in_prompt = np.flatnonzero(sampler.in_prompt[row].numpy())
+        in_prompt = np.flatnonzero(sampler.in_prompt[row].cpu().numpy())
         assert in_prompt.tolist() == sorted(set(request.prompt_token_ids))
 
     def audit_between_steps(self) -> None:
@@ -284,13 +284,13 @@ class Harness:
     def _remember_logits(self, batch: list[Request], packed: Any, longest: int) -> None:
         runner = self.engine.runner
         key = runner.manager.dispatch(len(batch), longest, tier_of(batch))
-        logits = runner.last_logits(key).numpy()
+        logits = runner.last_logits(key).cpu().numpy()
         if runner.manager.config.debug and key.tier == CUSTOM:
             return  # they are the first graph's, and poisoned before the second
         processed = None
         if key.tier != GREEDY and not runner.manager.config.debug:
             views = runner.buffers.cell(key)
-            processed = views["processed"].view(key.num_reqs, key.query_len, -1).numpy()
+            processed = views["processed"].view(key.num_reqs, key.query_len, -1).cpu().numpy()
         for index, request in enumerate(batch):
             for offset in range(packed[index, 0]):
                 place = (request.request_id, request.num_tokens - 1 + offset)
@@ -329,7 +329,7 @@ class Harness:
         assert buffers.cell(key)["query_len"].tolist() == [key.query_len]
         drafts = buffers.cell(key)["draft_token_ids"].view(-1, key.query_len)
         allowed = buffers.cell(key)["allowed_drafts"][: key.num_reqs, None]
-        live = drafts[torch.arange(key.query_len) < allowed]
+        live = drafts[torch.arange(key.query_len, device=allowed.device) < allowed]
         assert (live >= 0).all(), "a placeholder reaches the embedding"
         assert (live < self.engine.resolved.model.vocab_size).all()
 
@@ -348,7 +348,8 @@ class Harness:
     def _check_written(self) -> None:
         """The step's own slots hold numbers."""
         size = self.engine.kv.block_size
-        mine = torch.zeros(self.engine.kv.pool.num_blocks * size, dtype=torch.bool)
+        num_slots, device = self.engine.kv.pool.num_blocks * size, self._caches[0].device
+        mine = torch.zeros(num_slots, dtype=torch.bool, device=device)
         mine[list(self._written)] = True
         for cache in self._caches:
             rows = cache.transpose(1, 2).reshape(mine.numel(), -1)[mine]

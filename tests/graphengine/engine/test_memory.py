@@ -45,7 +45,7 @@ def test_more_than_the_machine_has_is_refused_before_weights(
     """A process that is ended by the system while it fills what it was granted."""
     planned = plan_memory(resolve(open_model(checkpoints.get()).config, SETUP.config()))
     phases: list[str] = []
-    monkeypatch.setattr(startup, "available_bytes", lambda: planned.total - 1)
+    monkeypatch.setattr(startup, "available_bytes", lambda device: planned.total - 1)
     message = (
         f"{planned.total} bytes cannot be allocated, the machine has {planned.total - 1}: "
         f"weights {planned.weights}, static buffers {planned.buffers}, scratch {planned.scratch}, "
@@ -54,7 +54,7 @@ def test_more_than_the_machine_has_is_refused_before_weights(
     with pytest.raises(ValueError, match=message):
         Engine(checkpoints.get(), SETUP.config(), progress=lambda phase, *_: phases.append(phase))
     assert not phases
-    monkeypatch.setattr(startup, "available_bytes", lambda: planned.total)
+    monkeypatch.setattr(startup, "available_bytes", lambda device: planned.total)
     SETUP.start(checkpoints.get()).close()
 
 
@@ -74,11 +74,11 @@ def test_a_control_groups_limit_counts(
     groups = tmp_path / "groups"
     groups.write_text(text)
     monkeypatch.setattr(memory, "group_limits", lambda *_: group_limits(groups, tmp_path))
-    machine = available_bytes()
+    machine = available_bytes(torch.device("cpu"))
     limit = tmp_path / name
     limit.parent.mkdir(parents=True, exist_ok=True)
     for value, expected in (("max", machine), (f"{1 << 62}", machine), ("4096", 4096)):
         limit.write_text(value + "\n")
-        assert available_bytes() == expected
+        assert available_bytes(torch.device("cpu")) == expected
     groups.unlink()
-    assert available_bytes() == machine > 1 << 28
+    assert available_bytes(torch.device("cpu")) == machine > 1 << 28

@@ -15,7 +15,7 @@ from tests.graphengine.kernels.test_sample import ROWS, Block, blocks, wide_bloc
 
 pytest.importorskip("triton")
 
-from graphengine.triton_kernels import chunks
+from graphengine.triton_kernels import chunks, search
 from tests.graphengine.triton_kernels.launchers import Launchers
 
 TRITON = Launchers()
@@ -42,7 +42,7 @@ def kept(logits: torch.Tensor, row: RowSettings) -> list[int]:
 
 @given(block=blocks())
 @settings(
-    max_examples=16,
+    max_examples=10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_kernels_are_the_plain_loops(block: Block) -> None:
@@ -61,6 +61,26 @@ def test_a_wide_vocabulary(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(processed > -math.inf, want_processed > -math.inf)
     torch.testing.assert_close(processed, want_processed, rtol=0, atol=0)
     assert torch.equal(ids, want_ids)
+
+
+@pytest.mark.parametrize("room", [1, 300])
+def test_the_cut_does_not_depend_on_the_way_to_it(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards rows with too many tokens to gather, which are searched as a whole."""
+    asked = [
+        RowSettings(top_k=40),
+        RowSettings(top_p=0.7, temperature=2.0),
+        RowSettings(top_k=100, top_p=0.9, temperature=0.8),
+    ]
+    logits = (4 * torch.randn(3, 1, 500, generator=torch.Generator().manual_seed(5))).round()
+    block = Block(logits, asked, [[0]] * 3, [[]] * 3, [[]] * 3)
+    wanted, _ = block.run(TRITON)
+    monkeypatch.setattr(search, "ROOM", room)
+    monkeypatch.setattr(chunks, "CHUNK", 128)
+    again, _ = block.run(TRITON)
+    assert torch.equal(again.view(torch.int32), wanted.view(torch.int32))
+    check_loops(block)
 
 
 @pytest.mark.parametrize("query_len", [1, 2, 3])
