@@ -31,9 +31,6 @@ class Drafting:
         state: the persistent rows of requests.
         runner: of the target; its manager counts what runs outside the graphs.
         vocab_size: of the target.
-
-    Attributes:
-        waits: whether steps under way must land before drafts can be made again for everybody.
     """
 
     def __init__(
@@ -48,9 +45,14 @@ class Drafting:
         self._state = state
         self._manager = runner.manager
         # Where the host's arrays are the device's, there is nothing to save by not looking.
-        self._keeps = not runner.edge.is_direct and not getattr(proposer, "needs_tokens", True)
+        self._keeps = not runner.edge.is_direct
         self._vocab_size = vocab_size
-        self.waits = False
+        self._has_gap = False  # which the host can fill once steps under way have landed
+
+    @property
+    def waits(self) -> bool:
+        """Whether steps under way must land before drafts can be made for everybody."""
+        return self._has_gap or (self.proposer is not None and needs_tokens(self.proposer))
 
     @traced(PREFILL)
     def prefill(self, chunks: Sequence[PrefillChunk]) -> IntArray | None:
@@ -107,7 +109,7 @@ class Drafting:
             AssertionError: what the proposer gave is no draft for them.
         """
         proposer, requests = self.proposer, [decode.request for decode in plan.decodes]
-        self.waits = False
+        self._has_gap = False
         if proposer is None or plan.k == 0:
             return Draft.empty(len(requests), plan.k)
         allowances = np.array([decode.max_draft_tokens for decode in plan.decodes], dtype=np.int32)
@@ -121,7 +123,9 @@ class Drafting:
             cache_salts=[request.cache_salt for request in requests],
             cache=self._cache_rows(requests),
             num_in_flight=np.array([one.num_in_flight for one in requests], dtype=np.int32),
-            on_device=self._keeps and not any(one.params.needs_tokens for one in requests),
+            on_device=self._keeps
+            and not needs_tokens(proposer)
+            and not any(one.params.needs_tokens for one in requests),
         )
         draft = proposer.propose(inputs)
         assert isinstance(draft, Draft), (
@@ -129,7 +133,7 @@ class Drafting:
         )
         draft.validate(inputs, self._vocab_size)
         if isinstance(draft, DeviceDraft) and draft.waits:
-            self.waits = True
+            self._has_gap = True
             self._manager.count_eager(WAITS)
         if not proposer.graph_safe:
             self._manager.count_eager(f"proposer:{proposer.name}")
@@ -166,3 +170,8 @@ class Drafting:
             ),
             state_rows=np.array(rows, dtype=np.int32),
         )
+
+
+def needs_tokens(proposer: Proposer) -> bool:
+    """Whether it reads a step's tokens on the host; so does every one that says nothing of it."""
+    return bool(getattr(proposer, "needs_tokens", True))

@@ -177,11 +177,9 @@ class Request:
         self.row: int | None = None  # persistent state row, while PREFILL or DECODE
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
-        # Most tokens that steps under way may still bring; written by the flights.
-        self.num_in_flight = 0
-        # Beyond num_tokens, how many slots hold draft KV if all drafts of the latest of these steps
-        # are accepted; negative: it fills none. Means nothing while no step is under way.
-        self.draft_kv_ahead = 0
+        # Written by the flights: most tokens that steps under way may still bring, and how far
+        # beyond num_tokens there is draft KV if they bring all; negative: they fill none.
+        self.num_in_flight = self.draft_kv_ahead = 0
         # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written by the
         # current step and those under way; between steps nothing else is reserved.
         self.kv_len = 0

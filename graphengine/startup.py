@@ -20,6 +20,7 @@ from capture.manager import check_memory_budget
 from capture.stream import InlineStream, Stream, ThreadStream
 from graphengine.config import EngineConfig, is_native
 from graphengine.draft_runtime import EngineDraftRuntime
+from graphengine.drafting import needs_tokens
 from graphengine.kernels import library
 from graphengine.kv import cache as kv_cache
 from graphengine.memory import available_bytes, plan_memory
@@ -140,7 +141,7 @@ def start(
     if proposer is None and resolved.speculative is not None:
         with times.phase("proposer"):
             proposer = _make_proposer(resolved, runner)
-    if config.async_steps and proposer is not None and getattr(proposer, "needs_tokens", True):
+    if config.async_steps and proposer is not None and needs_tokens(proposer):
         raise ValueError(
             f"async_steps={config.async_steps}: proposer {proposer.name!r} does not say that it "
             "can draft before the host has seen the last step; use async_steps=0"

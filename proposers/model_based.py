@@ -75,7 +75,7 @@ class ModelBasedProposer(StatelessProposer, ABC):
         self._layout = Layout(
             block_size=runtime.block_size, shift=shift, num_embeddings=num_embeddings
         )
-        self._tokens = tokens
+        self._tokens = None if tokens is None else tokens.to(runtime.device)
         self._manager: CaptureManager | None = None
         self._cells = Cells(runtime, self.width)
         self._rules: dict[int, Tensor] = {}  # by k; see `DraftOps.prepare_window`
