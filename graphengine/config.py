@@ -295,7 +295,7 @@ def is_native(capture: CaptureConfig, device: torch.device) -> bool:
 
 def check_compile_mode(capture: CaptureConfig, device: torch.device) -> None:
     """Raises ValueError for a mode that this device does not have, or where triton is missing."""
-    mode, allowed = capture.compile, _COMPILE_MODES[device.type]
+    mode, allowed = capture.compile, _COMPILE_MODES.get(device.type, ())
     interpreted = mode == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     if mode not in allowed and not interpreted:
         raise ValueError(

@@ -55,7 +55,6 @@ class Delivery:
         requests = [one.request for one in stream.answers]
         return [request.request_id for request in requests if not request.is_finished]
 
-    @traced(EMIT)
     def cut(self, sampled: Sequence[Sampled]) -> list[Sampled]:
         """End blocks at stop strings, which only text can show: as if nothing came after them."""
         kept = []
@@ -66,6 +65,7 @@ class Delivery:
             kept.append(item if count is None else item.cut(count))
         return kept
 
+    @traced(EMIT)
     def emit(self, requests: Iterable[Request]) -> None:
         """Make outputs of what was committed, and end what has reached its end."""
         ended = []
