@@ -30,7 +30,6 @@ from graphengine.models.block import ForwardBuffers, ForwardInputs
 from graphengine.models.decoder import DecoderWeights
 from graphengine.models.factory import LayerFactory
 from graphengine.models.hidden_states import HiddenStates
-from graphengine.native_opset import NativeOpSet
 from graphengine.opset import OpSet
 from graphengine.opset_choice import make_opset
 from graphengine.probe import VerifierShape
@@ -149,7 +148,7 @@ class ModelRunner:
         """
         few = [(1, 1), (1, 2)]
         many = [(1, MAX_PREFILL_ROWS), (self.sizes.num_state_rows, MAX_PREFILL_ROWS)]
-        return few if isinstance(self.opset, NativeOpSet) else few + many
+        return few if self.opset.device.type == "cpu" else few + many
 
     def capture(
         self,

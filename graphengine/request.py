@@ -156,8 +156,7 @@ class Request:
         self.limit = min(max_model_len, budget)
         self.metrics = RequestMetrics()
 
-        # Prompt, then output; only verified tokens. Appended to by commit alone, as are the
-        # origins, one for each output token.
+        # Prompt, then output; verified tokens alone. Only commit appends, and one origin each.
         self.token_ids: list[int] = list(prompt)
         self.token_origins: list[Origin] = []
         asks = params.logprobs is not None

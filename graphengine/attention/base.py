@@ -79,5 +79,6 @@ class AttentionBackend(Protocol):
 def plan(attention: AttentionBackend, batch: AttentionBatch) -> None:
     """Plan for metadata that only the device has so far; copies it to the host."""
     table, starts = batch.block_table.cpu().numpy(), batch.query_start_loc.cpu().numpy()
-    positions = batch.positions.cpu().numpy()
-    attention.plan(batch, HostRows(table, starts, positions[starts[:-1]] + np.diff(starts)))
+    positions, num_rows = batch.positions.cpu().numpy(), np.diff(starts)
+    first = positions[np.minimum(starts[:-1], len(positions) - 1)]
+    attention.plan(batch, HostRows(table, starts, np.where(num_rows > 0, first + num_rows, 0)))
