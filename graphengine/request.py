@@ -176,8 +176,7 @@ class Request:
         self.row: int | None = None  # persistent state row, while PREFILL or DECODE
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
-        # Written by the flights: most tokens that steps under way may still bring, and how far
-        # beyond num_tokens there is draft KV if they bring all; negative: they fill none.
+        # By the flights: tokens that may come, and slots of draft KV beyond them (negative: none).
         self.num_in_flight = self.draft_kv_ahead = 0
         # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written by the
         # current step and those under way; between steps nothing else is reserved.

@@ -117,7 +117,7 @@ PARAMS = [
 @pytest.mark.parametrize("pair", ["self"], indirect=True)
 def test_a_self_draft_is_always_right(k: int, limits: tuple[int, ...], pair: Pair) -> None:
     """Rows of rejected or unseen tokens in the draft KV; a gap that nobody has filled."""
-    setup = replace(SETUP, k=k, num_blocks=30, num_reqs=None, budget=20)
+    setup = replace(SETUP, k=k, num_blocks=30, num_reqs=None, budget=20, lazy=k == 2)
     engine = pair.start(setup, 1, draft_sampling="coupled")
     run = Run(with_limits(engine, [min(limit, k) for limit in limits]))
     draw, prompts = random.Random(k), [tuple(range(3, 3 + n)) for n in (1, 2, 5, 8, 13, 21)]
