@@ -21,7 +21,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # $(call pin,NAME): the line NAME==VERSION of constraints.txt
 pin = $$(sed -n 's/^\($(1)==[^ ;]*\).*/\1/p' constraints.txt)
 
-.PHONY: help setup setup-cuda demo bench test check format slow soak gpu clean
+.PHONY: help setup setup-cuda demo bench test interpreted check format slow soak gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -72,6 +72,10 @@ check: $(STAMP) ## format, lint, types, and the rules of the repository
 format: $(STAMP) ## apply the formatter and the safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+interpreted: $(STAMP) ## the Triton kernels against their definitions, run by triton's interpreter
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal \
+	  -m "interpreted and not slow and not soak and not gpu" $(ARGS)
 
 slow: $(STAMP) ## the tests that take minutes each
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 3600 $(ARGS)

@@ -7,6 +7,7 @@ when they are imported, and conftest.py is imported before any test module.
 import os
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -35,8 +36,22 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+# Where Triton kernels are interpreted, which takes a second or so a launch.
+INTERPRETED = ("graphengine/triton_kernels", "gpu", "parity/test_triton_engine.py")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips, visibly, what needs a GPU where there is none, or where kernels are interpreted."""
+    """Marks by folder, and skips, visibly, what needs a GPU where there is none."""
+    here = Path(__file__).parent
+    places = [here / place for place in INTERPRETED]
+    for item in items:
+        if any(item.path.is_relative_to(place) for place in places):
+            item.add_marker(pytest.mark.interpreted)
+    _skip_gpu(items)
+
+
+def _skip_gpu(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         reason = "needs a CUDA device"
     elif os.environ["TRITON_INTERPRET"] != "0":
