@@ -27,7 +27,7 @@ from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
 
 PROMPTS = Path(__file__).parent / "prompts" / "identity.json"
-BLOCK_SIZE, NUM_BLOCKS = 16, 72  # of which a request of the script may need 20
+BLOCK_SIZE, NUM_BLOCKS = 16, 34  # of which a request of the script may need 20
 MAX_MODEL_LEN = 320
 
 
