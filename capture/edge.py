@@ -74,9 +74,10 @@ class Edge:
 
     def begin(self) -> None:
         """Before an area is written: wait until what it held has been copied."""
-        event, self._sent[self._at] = self._sent[self._at], None
+        event = self._sent[self._at]
         if event is not None:
             event.wait()
+            self._sent[self._at] = None  # not before: the wait may break off
 
     def send(self, device: Mapping[str, torch.Tensor], host: HostViews) -> None:
         """Copy what has been written to the device, in the order of the stream; take the next area.

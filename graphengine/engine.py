@@ -39,11 +39,10 @@ class Engine:
 
     Args:
         model: a Hugging Face directory, a .gguf file, or `smollm2-135m`.
-        config: None: the defaults. Where `speculative` is None the environment decides, as for
-            `LLM`, which has the meaning of every field.
+        config: None: the defaults. `LLM` has the meaning of every field.
         progress: called with (phase, done, total, what) while weights load and cells are captured.
         proposer: an instance to use instead of the method of `config.speculative`, which must be
-            given and still says the draft length; for scripted proposers in tests.
+            given and still says the draft length; for tests.
 
     Raises:
         ValueError: the model or the configuration is refused.
@@ -140,21 +139,28 @@ class Engine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has something to run, or an output that no step has returned yet."""
-        pending = self.scheduler.has_unfinished_requests or self.delivery.has_outputs
-        return pending or self._is_torn
+        unfinished = self.scheduler.has_unfinished_requests
+        return unfinished or self.delivery.has_outputs or self._is_torn
 
     @traced(STEP)
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the outputs of the requests that got tokens or finished.
 
         Raises:
-            RuntimeError: the engine is closed.
+            RuntimeError: the engine is closed, or (StreamError) a step failed on the device.
 
-        What a proposer or a request's own function raises comes out of here too, as does Ctrl-C.
-        Each request then stays as it was, or has what the step verified, which the next step
-        delivers.
+        What a proposer or a request's own function raises comes out too, as does Ctrl-C; a request
+        then is as it was, or has what the step verified, which the next one delivers.
         """
         self._ready()
+        try:
+            self._run_step()
+        except StreamError:
+            self._is_torn = True  # of what was launched nobody knows what has run
+            raise
+        return self.delivery.take()
+
+    def _run_step(self) -> None:
         most_in_flight = self._most_in_flight()
         if len(self.flights) > most_in_flight:
             self._land(most_in_flight)
@@ -167,7 +173,6 @@ class Engine:
         launched = self.flights.launch(plan.decodes, draft)
         self._counter.count_step(launched)
         self._land(most_in_flight if launched else 0)
-        return self.delivery.take()
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it stands; False where the id is unknown or finished already.
@@ -342,12 +347,8 @@ class Engine:
 
     def _land(self, most_in_flight: int) -> None:
         """Commit and emit what the oldest step under way has brought, if there are too many."""
-        try:
-            sampled = self.flights.land() if len(self.flights) > most_in_flight else []
-        except StreamError:
-            self._is_torn = True  # what was launched before it may have run or not
-            raise
-        sampled = self.delivery.cut(sampled)
+        is_due = len(self.flights) > most_in_flight
+        sampled = self.delivery.cut(self.flights.land() if is_due else [])
         with self._bookkeeping(), span(COMMIT):
             self._commit(sampled)
             self.delivery.emit(self.scheduler.running)
@@ -355,8 +356,8 @@ class Engine:
 
     def _most_in_flight(self) -> int:
         """How many steps may be under way; none where the host must see tokens before a launch."""
-        requests = [*self.scheduler.running, *self.scheduler.waiting]
-        waits = self.drafting.waits or any(one.params.needs_tokens for one in requests)
+        everybody = (*self.scheduler.running, *self.scheduler.waiting)
+        waits = self.drafting.waits or any(one.params.needs_tokens for one in everybody)
         return 0 if waits else self.config.async_steps
 
     def _commit(self, sampled: Sequence[Sampled]) -> None:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from capture.stream import StreamError
 from graphengine.frame import Frame
 from graphengine.model_runner import ModelRunner
 from graphengine.request import Request, RequestStatus
@@ -85,11 +84,7 @@ class Flights:
     def land(self) -> list[Sampled]:
         """Wait for the oldest, and give what it brings to those that it still holds."""
         flight = self._flights[0]
-        try:
-            sampled = read_sampled(flight.decodes, flight.draft, flight.frame)
-        except StreamError:
-            self._give_up()  # whatever is under way builds on what has failed
-            raise
+        sampled = read_sampled(flight.decodes, flight.draft, flight.frame)
         self._flights.popleft()
         self.recount(decode.request for decode in flight.decodes)
         return [one for index, one in enumerate(sampled) if flight.holds(index)]
@@ -109,13 +104,7 @@ class Flights:
                 request.draft_kv_ahead = flight.draft_kv_ahead(index)
 
     def clear(self) -> None:
-        """Forget all of them, once what is running has come to its end."""
-        try:
-            self._runner.stream.synchronize()
-        finally:
-            self._give_up()
-
-    def _give_up(self) -> None:
+        """Forget all of them, once what is running has come to its end, well or not."""
         self._runner.stream.reset()
         self._runner.edge.forget()
         requests = [decode.request for flight in self._flights for decode in flight.decodes]

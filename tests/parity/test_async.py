@@ -247,8 +247,7 @@ def test_a_step_that_fails_on_the_device_costs_nobody_a_token(checkpoints: Check
     run.step()
     engine.runner.stream.run(fail)
     engine.runner.stream.run(lambda: None)
-    with pytest.raises(StreamError):
-        engine.close()
+    engine.close()
     assert not hasattr(engine, "runner"), "its memory is held"
 
 
