@@ -76,7 +76,8 @@ class _Passed:
 class ThreadStream:
     """Runs work in one thread of its own.
 
-    Once work has failed, all behind it is dropped until somebody waits, who gets a StreamError.
+    Once work has failed, all behind it is dropped and whoever waits gets a StreamError, until
+    `reset`.
 
     Args:
         delay: called in the thread before each piece of work; for tests of other timings.
@@ -107,8 +108,6 @@ class ThreadStream:
     def wait_for(self, future: Future[None]) -> None:
         """Until this piece of work has run; StreamError where it or what came before has failed."""
         error = future.exception()
-        if future is self._last:
-            self._last = None  # work behind it does not fail with it any more
         if error is not None:
             raise StreamError(f"a step failed on the device: {error}") from error
 

@@ -139,8 +139,7 @@ class Engine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step has something to run, or an output that no step has returned yet."""
-        unfinished = self.scheduler.has_unfinished_requests
-        return unfinished or self.delivery.has_outputs or self._is_torn
+        return self._is_torn or self.delivery.has_outputs or self.scheduler.has_unfinished_requests
 
     @traced(STEP)
     def step(self) -> list[RequestOutput]:
@@ -306,8 +305,9 @@ class Engine:
     def _start_over(self) -> None:
         """Keep the requests and their tokens, and give them everything else anew.
 
-        What has been committed is in the next outputs, and what has ended has its last.
+        What has been committed is in the next outputs, what has ended has its last.
         """
+        self._is_torn = True  # until all of it is done, however often it breaks off
         self.flights.clear()
         for request in self.scheduler.start_over():
             if request.request_id not in self.delivery.streams:  # the call to add it broke off

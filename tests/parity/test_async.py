@@ -7,6 +7,7 @@ and after the host plans the next step.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from graphengine import startup
 from graphengine.engine import Engine
 from graphengine.flights import Flights
 from graphengine.kv.auditor import audit
+from graphengine.kv.manager import KVManager
 from graphengine.outputs import RequestOutput
 from graphengine.request import Request
 from graphengine.sampling.params import SamplingParams
@@ -280,3 +282,88 @@ def test_an_interrupted_landing_loses_nothing(
             run.drain()
     run.drain()
     assert run.tokens("a") == truth.tokens("a")
+
+
+@pytest.mark.parametrize("who", ["lazy", "prompt_logprobs"])
+def test_a_failed_prefill_is_made_good_whoever_hears_of_it(
+    who: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KV that was never written, and is taken for what it should hold."""
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    truth = Run(start(checkpoints.get(), SETUP, 0))
+    run = Run(start(checkpoints.get(), replace(SETUP, lazy=who == "lazy"), 1))
+    for each in (truth, run):
+        each.add("a", tuple(range(3, 24)), params)
+    truth.drain()
+    decoder = run.engine.runner.decoder
+    with monkeypatch.context() as patch:
+
+        def fail(*_: Any) -> None:
+            raise MemoryError("out of memory")
+
+        patch.setattr(decoder, "forward", fail)
+        run.step()
+        run.engine.runner.stream.record()
+        time.sleep(0.05)
+    if who == "prompt_logprobs":
+        run.add("b", (1, 2, 3, 4, 5), replace(params, prompt_logprobs=1))
+    with pytest.raises(StreamError, match="out of memory"):
+        run.drain()
+    run.drain()
+    assert run.tokens("a") == truth.tokens("a")
+
+
+def test_an_interrupted_wait_for_an_area_is_waited_for_again(checkpoints: Checkpoints) -> None:
+    """Inputs of a launched step that are overwritten before they were copied."""
+    gate, engine = threading.Event(), start(checkpoints.get(), SETUP, 1)
+    edge, stream = engine.runner.edge, engine.runner.stream
+    stream.run(lambda: gate.wait())
+    edge._sent[edge.area] = real = stream.record()
+
+    class Interrupted:
+        def wait(self) -> None:
+            raise KeyboardInterrupt
+
+    edge._sent[edge.area] = interrupted = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        edge.begin()
+    assert edge._sent[edge.area] is interrupted, "the next one would not wait"
+    edge._sent[edge.area] = real
+    gate.set()
+    edge.begin()
+    assert edge._sent[edge.area] is None
+    engine.close()
+
+
+def test_starting_over_may_be_interrupted(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh pool below old block tables, because nobody remembers that it broke off."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    truth, run = (Run(start(checkpoints.get(), SETUP, steps)) for steps in (0, 1))
+    for each in (truth, run):
+        for name in ("a", "b"):
+            each.add(name, (9, 8, 7, ord(name)), params)
+    truth.drain()
+    for _ in range(6):
+        run.step()
+    land = Flights.land
+
+    def lost(self: Flights) -> None:
+        land(self)
+        raise KeyboardInterrupt
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for owner, name, replacement in (
+        (Flights, "land", lost),
+        (KVManager, "_make_cache", interrupt),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, replacement)
+            with pytest.raises(KeyboardInterrupt):
+                run.engine.step()
+    run.drain()
+    for name in ("a", "b"):
+        assert run.tokens(name) == truth.tokens(name)
