@@ -108,13 +108,7 @@ def resolve(
     """
     dtype = resolve_dtype(config.dtype, model.dtype)
     check_supported(model, dtype)
-    device = resolve_device(config.device)
-    check_compile_mode(config.capture, device)
-    if is_native(config.capture, device) and config.attention not in ("auto", "native"):
-        raise ValueError(
-            f"attention={config.attention!r}: allowed on device {device.type} are auto, native"
-        )
-    resolve_graph_kind(config.capture, device)
+    device = _resolve_device(config)
     speculative = SpeculativeConfig.resolve(config.speculative)
     _check_async_steps(config, speculative)
     max_draft_tokens = 0 if speculative is None else speculative.max_draft_tokens
@@ -138,12 +132,7 @@ def resolve(
         dtype=dtype,
         speculative=speculative,
         sizes=sizes,
-        table=ShapeTable.from_config(
-            config.capture,
-            max_num_seqs=sizes.max_num_seqs,
-            max_draft_tokens=sizes.max_draft_tokens,
-            tiers=TIERS + (CUSTOM_TIERS if sizes.custom_logits else ()),
-        ),
+        table=_make_table(config, sizes),
         scheduler=SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=batched,
@@ -162,6 +151,27 @@ def resolve(
         draft=draft,
         attention=config.attention,
         async_steps=config.async_steps,
+    )
+
+
+def _resolve_device(config: EngineConfig) -> torch.device:
+    """Where the engine lives, which must be able to run what the configuration asks for."""
+    device = resolve_device(config.device)
+    check_compile_mode(config.capture, device)
+    if is_native(config.capture, device) and config.attention not in ("auto", "native"):
+        raise ValueError(
+            f"attention={config.attention!r}: allowed on device {device.type} are auto, native"
+        )
+    resolve_graph_kind(config.capture, device)
+    return device
+
+
+def _make_table(config: EngineConfig, sizes: RunnerSizes) -> ShapeTable:
+    return ShapeTable.from_config(
+        config.capture,
+        max_num_seqs=sizes.max_num_seqs,
+        max_draft_tokens=sizes.max_draft_tokens,
+        tiers=TIERS + (CUSTOM_TIERS if sizes.custom_logits else ()),
     )
 
 

@@ -117,35 +117,12 @@ def start(
             times.cached["kernels"] = library.ensure_loaded()
     with times.phase("weights"):
         weights = _load(opened, resolved, progress)
-    sizes = resolved.sizes
     with times.phase("buffers"):
-        stream = make_stream(resolved.device, config.async_steps)
-        state = RequestState(
-            max_num_seqs=sizes.max_num_seqs,
-            max_model_len=sizes.max_model_len,
-            block_size=sizes.block_size,
-            vocab_size=resolved.model.vocab_size,
-            device=resolved.device,
-            stream=stream,
-        )
-        caches = kv_cache.allocate(
-            kv_cache.model_layers(resolved.model),
-            resolved.dtype,
-            num_blocks=resolved.num_blocks,
-            block_size=sizes.block_size,
-            device=resolved.device,
-        )
-        runner = ModelRunner(
-            resolved, weights, caches, capture=config.capture, state=state, stream=stream
-        )
+        state, runner = _make_runner(resolved, weights, config)
     if proposer is None and resolved.speculative is not None:
         with times.phase("proposer"):
             proposer = _make_proposer(resolved, runner)
-    if config.async_steps and proposer is not None and needs_tokens(proposer):
-        raise ValueError(
-            f"async_steps={config.async_steps}: proposer {proposer.name!r} does not say that it "
-            "can draft before the host has seen the last step; use async_steps=0"
-        )
+    _check_proposer(proposer, config)
     _check_numerics(runner, config, times)
     _capture(runner, proposer, progress, times)
     return Started(
@@ -157,6 +134,41 @@ def start(
         sampling_defaults=opened.sampling_defaults,
         times=times,
     )
+
+
+def _make_runner(
+    resolved: ResolvedConfig, weights: DecoderWeights, config: EngineConfig
+) -> tuple[RequestState, ModelRunner]:
+    """The target over rows, KV and buffers of its own."""
+    sizes, stream = resolved.sizes, make_stream(resolved.device, config.async_steps)
+    state = RequestState(
+        max_num_seqs=sizes.max_num_seqs,
+        max_model_len=sizes.max_model_len,
+        block_size=sizes.block_size,
+        vocab_size=resolved.model.vocab_size,
+        device=resolved.device,
+        stream=stream,
+    )
+    caches = kv_cache.allocate(
+        kv_cache.model_layers(resolved.model),
+        resolved.dtype,
+        num_blocks=resolved.num_blocks,
+        block_size=sizes.block_size,
+        device=resolved.device,
+    )
+    runner = ModelRunner(
+        resolved, weights, caches, capture=config.capture, state=state, stream=stream
+    )
+    return state, runner
+
+
+def _check_proposer(proposer: Proposer | None, config: EngineConfig) -> None:
+    """Refuse one that was handed in and cannot draft asynchronously; others were by `resolve`."""
+    if config.async_steps and proposer is not None and needs_tokens(proposer):
+        raise ValueError(
+            f"async_steps={config.async_steps}: proposer {proposer.name!r} does not say that it "
+            "can draft before the host has seen the last step; use async_steps=0"
+        )
 
 
 def _capture(

@@ -1,8 +1,9 @@
 """Asynchronous against synchronous stepping on the real model: the same tokens, and the time.
 
 Two engines in one process serve the same script in turns: prompts that arrive and are aborted at
-random steps, in a pool that is too small for all, so that some are preempted. Every stream of the
-one is held to the other's (an aborted one as far as it has come). The ratio is of whole scripts.
+random steps, with `--blocks 34` in a pool that is too small for all, so that some are preempted.
+Every stream of the one is held to the other's (an aborted one as far as it has come). The ratio is
+of whole scripts.
 
     python -m profiles.async_steps --out profiles/results/async_steps.json
 """
@@ -27,7 +28,7 @@ from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
 
 PROMPTS = Path(__file__).parent / "prompts" / "identity.json"
-BLOCK_SIZE, NUM_BLOCKS = 16, 34  # of which a request of the script may need 20
+BLOCK_SIZE = 16  # a request may need 20 of these
 MAX_MODEL_LEN = 320
 
 
@@ -99,7 +100,7 @@ def measure(args: argparse.Namespace, max_num_seqs: int, drafts: str | None) -> 
                 max_num_seqs=max_num_seqs,
                 max_model_len=MAX_MODEL_LEN,
                 async_steps=async_steps,
-                cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS),
+                cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=args.blocks),
                 speculative="off"
                 if drafts is None
                 else SpeculativeConfig("eagle", model=drafts, max_draft_tokens=3),
@@ -125,6 +126,7 @@ def measure(args: argparse.Namespace, max_num_seqs: int, drafts: str | None) -> 
         engine.close()
     return {
         "max_num_seqs": max_num_seqs,
+        "num_blocks": args.blocks,
         "drafts": "off" if drafts is None else "eagle k=3",
         **totals,
         "preemptions": [one.num_preemptions for one in stats],
@@ -138,6 +140,7 @@ def main() -> int:
     parser.add_argument("--model", default=DEMO_MODEL)
     parser.add_argument("--draft", help="EAGLE checkpoint; cells with drafts are run as well")
     parser.add_argument("--batch", default="1,4,8", help="max_num_seqs of each cell")
+    parser.add_argument("--blocks", type=int, default=72, help="of the KV cache")
     parser.add_argument("--scripts", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=12, help="of a script")
     parser.add_argument("--max-tokens", type=int, default=64)

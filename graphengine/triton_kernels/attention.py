@@ -148,8 +148,7 @@ def _attend(
     live = rows < tl.load(query_start_loc + request + 1)
     at = tl.load(positions + rows, mask=live, other=-1)
     end = tl.max(at, 0) + 1  # the tile sees [begin, end); nothing where no pair is live
-    lowest = tl.min(tl.where(live, at, end), 0)
-    begin = tl.maximum(lowest - WINDOW + 1, 0) if WINDOW else 0
+    begin = tl.maximum(tl.min(tl.where(live, at, end), 0) - WINDOW + 1, 0) if WINDOW else 0
     first = begin // CHUNK + tl.program_id(2)
     if first * CHUNK >= end:
         return
@@ -158,25 +157,34 @@ def _attend(
     vectors = rows * NUM_HEADS + kv_head * group + pairs % group
     q_at = qkv + ((vectors + rows * 2 * KV_HEADS) * HEAD_DIM)[:, None] + dims[None, :]
     q = tl.load(q_at, mask=known, other=0.0).to(cache.dtype.element_ty)
-    pages = block_table + request.to(tl.int64) * max_blocks
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total, values = tl.zeros_like(top), tl.zeros((BLOCK_M, PADDED_DIM), tl.float32)
     for chunk in range(first, tl.cdiv(end, CHUNK), tl.num_programs(2)):
         part_top, part_total, part = _chunk(
-            q, cache + kv_head * HEAD_DIM, pages, at,
+            q, cache + kv_head * HEAD_DIM, block_table + request.to(tl.int64) * max_blocks, at,
             tl.maximum(chunk * CHUNK, begin), tl.minimum(chunk * CHUNK + CHUNK, end),
             KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, WINDOW, SCALE, BLOCK_KV,
         )  # fmt: skip
         if SPLIT:
             to_partial = partials + (vectors * chunks + chunk) * PARTIAL
-            tl.store(to_partial[:, None] + dims[None, :], part, mask=known)
-            tl.store(to_partial + (PARTIAL - 4), part_top, mask=live)
-            tl.store(to_partial + (PARTIAL - 3), part_total, mask=live)
+            _store_partial(to_partial, part_top, part_total, part, live, HEAD_DIM, PARTIAL)
         else:
             top, total, values = _join(top, total, values, part_top, part_total, part)
     if not SPLIT:
         to_out = out + (vectors * HEAD_DIM)[:, None] + dims[None, :]
         tl.store(to_out, values / total[:, None], mask=known)
+
+
+@triton.jit
+def _store_partial(
+    to_partial, top, total, values, live, HEAD_DIM: tl.constexpr, PARTIAL: tl.constexpr
+):
+    """What a chunk comes to, for `_combine`: values, then their scale and sum."""
+    dims = tl.arange(0, values.shape[1])
+    known = live[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(to_partial[:, None] + dims[None, :], values, mask=known)
+    tl.store(to_partial + (PARTIAL - 4), top, mask=live)
+    tl.store(to_partial + (PARTIAL - 3), total, mask=live)
 
 
 @triton.jit
