@@ -29,7 +29,7 @@ from graphengine.sampling.state import SamplerState
 from graphengine.sampling.triton import TritonLogprobs, TritonSampler
 from graphengine.sampling.verifier import GreedyVerify
 from graphengine.triton_draft_ops import TritonDraftOps
-from graphengine.triton_kernels.gemm import scratch_floats
+from graphengine.triton_kernels.gemm import LEAST_SCRATCH, scratch_floats
 from graphengine.triton_kernels.rows import argmax_floats, store_slots
 from graphengine.triton_kernels.verify import greedy_verify
 from graphengine.triton_row_ops import TritonRowOps
@@ -47,7 +47,7 @@ class TritonOpSet:
         dtype: of matrices, KV and hidden states.
         device: of all tensors.
         max_rows: rows of the largest forward.
-        shapes: (n, k) of the matrices.
+        shapes: (n, k) of the target's matrices.
         vocab_size: columns of the logits.
         compiler: makes torch's pieces; None: kernels alone.
     """
@@ -67,7 +67,8 @@ class TritonOpSet:
         self.device = device
         self._compiler = compiler
         products = min(scratch_floats(max_rows, shapes), GPU_PRODUCT_FLOATS)
-        needed = max(products, argmax_floats(max_rows, vocab_size))
+        # A draft has matrices of other shapes, of which nothing is known here.
+        needed = max(products, LEAST_SCRATCH, argmax_floats(max_rows, vocab_size))
         self._scratch = torch.zeros(needed, device=device)
         self._partials: Tensor | None = None  # of attention: no two calls overlap
         self._layer_ops: dict[float, LayerOps] = {}

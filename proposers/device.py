@@ -256,7 +256,7 @@ class DraftOps(Protocol):
             chosen: [R] int32, the draft.
             drafts: [R, k + 1] int32; column `step` is written.
             probs: [R, k + 1, vocab] fp32, whose row `step` is written where drafts are drawn.
-            logits: [R, draft_vocab] fp32, scaled in place.
+            logits: [R, draft_vocab] fp32, of no use afterwards.
             tokens: [draft_vocab] int32, the target's id of each column; None: the same.
             requests: [R, 5] int32, see `requests.py`.
         """

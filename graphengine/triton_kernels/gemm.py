@@ -26,6 +26,10 @@ MIN_SPLIT_K = 128  # less of K, and writing the partial costs more than reading 
 TARGET_PROGRAMS = 264  # two for each of 132 multiprocessors
 NUM_WARPS = 4
 
+# With so many floats of scratch any product runs, a tile of rows at a time. A split one has c
+# columns of programs and at most round(TARGET_PROGRAMS / c) > 1 splits: c is two thirds at most.
+LEAST_SCRATCH = BLOCK_M * BLOCK_N * (TARGET_PROGRAMS + TARGET_PROGRAMS // 3)
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:

@@ -7,6 +7,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 from graphengine.triton_kernels.gemm import (
     BLOCK_M,
+    LEAST_SCRATCH,
     TARGET_PROGRAMS,
     gate_up,
     linear,
@@ -121,3 +122,16 @@ def test_tiles_fill_a_gpu_and_cover_k() -> None:
         assert tile.split_k == 1 or programs < 2 * TARGET_PROGRAMS
     assert scratch_floats(1, [(128256, 4096)]) == 0
     assert scratch_floats(20, [(4096, 4096), (6144, 4096)]) == 20 * 3 * 6144
+
+
+def test_the_least_scratch_holds_any_product() -> None:
+    """A draft's matrices may be wider than the target's: 1024 against 576 of SmolLM2, say."""
+    sizes = [*range(1, 600, 7), *range(600, 40_000, 331), 49152, 128256, 262144]
+    for k in (64, 200, 1024, 4096, 8192, 65536):
+        for n in sizes:
+            tile = tile_for(n, k)
+            assert tile.split_k == 1 or BLOCK_M * tile.split_k * n <= LEAST_SCRATCH, (n, k)
+    n, k = 1024, 576  # runs with it
+    x, weight, out = matrix(3, k), matrix(n, k), torch.zeros(3, n)
+    linear(out, x, weight, None, torch.zeros(LEAST_SCRATCH), add=False)
+    assert torch.allclose(out, x @ weight.T, atol=1e-4)
