@@ -338,8 +338,11 @@ class Harness:
         clean, _ = kv.pool.free_block_ids()
         for cache in self._caches:
             cache[[0, *clean]] = float("nan")
+        # Ctrl-C may have come between a launch and its landing, which the next step makes good.
+        self.engine.flights.recount(self.engine.scheduler.running)
         for request in self.engine.scheduler.running:
-            written, table = request.kv_len, request.block_table.block_ids
+            written = request.kv_len + request.num_in_flight
+            table = request.block_table.block_ids
             for index in range(written // kv.block_size, len(table)):
                 first = max(0, written - index * kv.block_size)
                 for cache in self._caches:
