@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from statistics import median_low
+from typing import Final, Protocol
 
 import torch
 
@@ -31,6 +33,8 @@ PrepareFn = Callable[[ShapeKey, int], None]
 ProgressFn = Callable[[int, int, str], None]
 
 OVER_BUDGET = "capture:memory_budget"  # launches of lazy cells that did not fit
+MOST_TURNS: Final = 5  # replays of a cell, whose median is its time
+TIMED_SECONDS: Final = 0.1  # after which two are enough
 logger = logging.getLogger(__name__)
 
 
@@ -62,6 +66,8 @@ class CaptureStats:
     eager_fallbacks: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     num_bytes: dict[str, int] = field(default_factory=dict)
+    # median seconds of a replay, where cells are timed
+    replay_seconds: dict[str, float] = field(default_factory=dict)
 
     def forget_runs(self) -> None:
         """Count launches from zero again; what was captured stays."""
@@ -118,6 +124,7 @@ class CaptureManager:
         self._graphs: dict[ShapeKey, Graph] = {}
         self._over_budget: set[ShapeKey] = set()
         self._progress: ProgressFn | None = None
+        self._draft_tiers: list[str] = []
         self._closed = False
 
     def capture_all(self, progress: ProgressFn | None = None) -> None:
@@ -151,6 +158,7 @@ class CaptureManager:
         """
         assert tier not in self._tiers, f"tier {tier} is captured already"
         self._tiers[tier] = _Tier(step, prepare, num_rows)
+        self._draft_tiers.append(tier)
         self._capture_cells(self.table.draft_cells(tier), self._progress)
 
     def _capture_cells(self, keys: Sequence[ShapeKey], progress: ProgressFn | None) -> None:
@@ -218,6 +226,45 @@ class CaptureManager:
         if key in self._over_budget:
             self.count_eager(OVER_BUDGET)
 
+    def time_cells(self) -> None:
+        """Time a replay of every cell, the proposer's too; none with `lazy`, but on first request.
+
+        What `stats` has already stays.
+        """
+        if not self.config.lazy:
+            self._time(self._cells)
+
+    def replay_seconds(self, key: ShapeKey) -> float:
+        """Median seconds of a replay of a cell over a plausible batch of short requests."""
+        if str(key) not in self.stats.replay_seconds:
+            self.make_ready(key)
+            self._time([key])
+        return self.stats.replay_seconds[str(key)]
+
+    def draft_seconds(self, num_reqs: int, num_draft_tokens: int) -> float:
+        """The same of what a proposer has captured for such a batch; 0.0 where there is nothing."""
+        if num_draft_tokens == 0:
+            return 0.0
+        keys = (self.dispatch(num_reqs, num_draft_tokens, tier) for tier in self._draft_tiers)
+        return sum(map(self.replay_seconds, keys))
+
+    def _time(self, keys: Iterable[ShapeKey]) -> None:
+        """Replay cells a few times, not counted; the host's part of waiting is in it."""
+        seconds, stream = self.stats.replay_seconds, self._stream
+        with self._aside():
+            for key in keys:
+                if str(key) in seconds:
+                    continue
+                turns: list[float] = []
+                while len(turns) < 2 or (len(turns) < MOST_TURNS and sum(turns) < TIMED_SECONDS):
+                    self._tiers[key.tier].prepare(key, 1)  # a replay may use its inputs up
+                    stream.synchronize()
+                    start = time.perf_counter()
+                    stream.run(self._graphs[key].replay)
+                    stream.synchronize()
+                    turns.append(time.perf_counter() - start)
+                seconds[str(key)] = median_low(turns)
+
     def count_eager(self, reason: str) -> None:
         """Count work that ran outside a captured graph, by a named reason."""
         self.stats.eager_fallbacks[reason] += 1
@@ -233,15 +280,22 @@ class CaptureManager:
 
         Where the cell does not fit the memory budget any more, its step is called as it is.
         """
+        with self._aside():
+            try:
+                return self._capture(key)
+            except MemoryBudgetError as error:
+                logger.warning("cell %s runs uncaptured: %s", key, error)
+                self._over_budget.add(key)
+                self._graphs[key] = EagerGraph(self._tiers[key.tier].step, self.buffers, key)
+                return self._graphs[key]
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Around runs of a cell that are no step of anybody's: inputs and outputs are kept."""
         self._stream.synchronize()
         kept = self.buffers.snapshot(("input", "output"))
         try:
-            return self._capture(key)
-        except MemoryBudgetError as error:
-            logger.warning("cell %s runs uncaptured: %s", key, error)
-            self._over_budget.add(key)
-            self._graphs[key] = EagerGraph(self._tiers[key.tier].step, self.buffers, key)
-            return self._graphs[key]
+            yield
         finally:
             self.buffers.restore(kept)
 

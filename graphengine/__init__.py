@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from capture.config import CaptureConfig
-    from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+    from graphengine.config import CacheConfig, EngineConfig
     from graphengine.engine import Engine
     from graphengine.llm import LLM
     from graphengine.outputs import CompletionOutput, EngineStats, RequestOutput
     from graphengine.sampling.params import SamplingParams
+    from graphengine.speculative_config import SpeculativeConfig
 
 _HOMES = {
     "LLM": "graphengine.llm",
@@ -26,7 +27,7 @@ _HOMES = {
     "EngineStats": "graphengine.outputs",
     "RequestOutput": "graphengine.outputs",
     "SamplingParams": "graphengine.sampling.params",
-    "SpeculativeConfig": "graphengine.config",
+    "SpeculativeConfig": "graphengine.speculative_config",
 }
 __all__ = [
     "LLM",

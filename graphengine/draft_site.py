@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from graphengine.config import SpeculativeConfig
 from graphengine.draft_decoder import OpenedDraftDecoder
 from graphengine.models.block import LayerWeights
 from graphengine.models.config import ModelConfig
@@ -21,6 +20,7 @@ from graphengine.models.factory import check_supported
 from graphengine.models.hf_config import read_hf_config
 from graphengine.models.loader import OpenedModel, check_weights, open_model
 from graphengine.models.vocabulary import vocabulary_difference
+from graphengine.speculative_config import SpeculativeConfig
 from proposers import registry
 from proposers.device import Architecture, DraftPlan
 

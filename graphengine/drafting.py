@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from graphengine.draft_length.controller import DraftLength
 from graphengine.model_runner import ModelRunner
 from graphengine.request import Request
 from graphengine.request_state import IntArray, RequestState
@@ -30,6 +31,7 @@ class Drafting:
         proposer: None: nobody drafts.
         state: the persistent rows of requests.
         runner: of the target; its manager counts what runs outside the graphs.
+        length: says how many drafts a step carries.
         vocab_size: of the target.
     """
 
@@ -38,10 +40,12 @@ class Drafting:
         proposer: Proposer | None,
         state: RequestState,
         runner: ModelRunner,
+        length: DraftLength,
         *,
         vocab_size: int,
     ) -> None:
         self.proposer = proposer
+        self.length = length
         self._state = state
         self._manager = runner.manager
         # Where the host's arrays are the device's, there is nothing to save by not looking.
@@ -67,7 +71,7 @@ class Drafting:
             return None
         filled = np.array([chunk.request.draft_kv_len for chunk in chunks], dtype=np.int32)
         # Who may emit one token more is never drafted for.
-        asked = [index for index, one in enumerate(chunks) if one.request.max_draft_tokens]
+        asked = [index for index, one in enumerate(chunks) if one.request.draft_room]
         if asked:
             filled[asked] = self._fill(proposer, [chunks[index] for index in asked])
         return filled
@@ -110,15 +114,27 @@ class Drafting:
         """
         proposer, requests = self.proposer, [decode.request for decode in plan.decodes]
         self._has_gap = False
-        if proposer is None or plan.k == 0:
+        if proposer is None or not requests:
             return Draft.empty(len(requests), plan.k)
-        allowances = np.array([decode.max_draft_tokens for decode in plan.decodes], dtype=np.int32)
+        if plan.k == 0:
+            if self.length.listens and not proposer.graph_safe:
+                rooms = [one.draft_room for one in requests]
+                self.length.expect(requests, self._ask(proposer, requests, rooms, self.length.most))
+            return Draft.empty(len(requests), 0)
+        allowances = [decode.max_draft_tokens for decode in plan.decodes]
+        return self.length.cut(requests, self._ask(proposer, requests, allowances, plan.k))
+
+    def _ask(
+        self, proposer: Proposer, requests: Sequence[Request], most: Sequence[int], k: int
+    ) -> Draft:
+        """Drafts of width k, checked; at most so many of each request."""
+        allowances = np.minimum(np.array(most, dtype=np.int32), np.int32(k))
         allowances.flags.writeable = False  # rows are reserved for these: not its own to raise
         inputs = ProposeInputs(
             request_ids=[request.request_id for request in requests],
             token_ids=[self._state.history(request) for request in requests],
             num_draft_tokens=allowances,
-            k=plan.k,
+            k=k,
             sampling=[request.sampling for request in requests],
             cache_salts=[request.cache_salt for request in requests],
             cache=self._cache_rows(requests),
@@ -141,7 +157,8 @@ class Drafting:
 
     @traced(DRAFT)
     def on_commit(self, sampled: Sequence[Sampled]) -> None:
-        """Tell the proposer what was committed."""
+        """Tell the policy and the proposer what was committed."""
+        self.length.committed(sampled)
         if self.proposer is not None and sampled:
             self.proposer.on_commit(
                 Commit(
@@ -152,13 +169,15 @@ class Drafting:
             )
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Tell the proposer who is gone: what has ended, and what is to start over."""
+        """Tell them who is gone: what has ended, and what is to start over."""
+        self.length.forget(request_ids)
         if request_ids and self.proposer is not None:
             self.proposer.forget(request_ids)
 
     def close(self) -> None:
         """Drop the proposer, and what it is told about."""
         self.proposer = None
+        self.length.close()
         del self._state, self._manager
 
     def _cache_rows(self, requests: Sequence[Request]) -> CacheRows:

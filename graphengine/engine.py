@@ -16,7 +16,7 @@ from pathlib import Path
 from capture.stream import StreamError
 from graphengine.admission import make_requests
 from graphengine.commit import commit
-from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.delivery import Delivery
 from graphengine.drafting import Drafting
 from graphengine.flights import Flights
@@ -27,6 +27,7 @@ from graphengine.sampled import Sampled
 from graphengine.sampling.params import SamplingParams
 from graphengine.scheduler import PrefillChunk, Scheduler, StepPlan
 from graphengine.self_check import check_drafts
+from graphengine.speculative_config import SpeculativeConfig
 from graphengine.startup import StartProgress, start
 from graphengine.stats import StatsCounter
 from graphengine.streams import OutputStream
@@ -78,9 +79,9 @@ class Engine:
             started.proposer,
             self.state,
             self.runner,
+            started.draft_length,
             vocab_size=resolved.model.vocab_size,
         )
-        self._draft_limit = resolved.sizes.max_draft_tokens
         self.delivery = Delivery(self.scheduler.finish)
         self._counter = StatsCounter(max_draft_tokens=resolved.sizes.max_draft_tokens)
         self.flights = Flights(self.runner)
@@ -164,14 +165,17 @@ class Engine:
         if len(self.flights) > most_in_flight:
             self._land(most_in_flight)
         with self._bookkeeping(), span(SCHEDULE):
-            plan = self.scheduler.schedule(self._draft_ladder)
+            plan = self.scheduler.schedule(self.drafting.length.ladder(self.scheduler.running))
             self._follow(plan)
         self._forget()  # before the proposer hears of who starts over
         self._prefill(plan.chunks)
+        started = time.perf_counter()
         draft = self.drafting.propose(plan)
+        draft_seconds = time.perf_counter() - started
         launched = self.flights.launch(plan.decodes, draft)
         self._counter.count_step(launched)
         self._land(most_in_flight if launched else 0)
+        self.drafting.length.spent(time.perf_counter() - started, draft_seconds)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it stands; False where the id is unknown or finished already.
@@ -219,14 +223,11 @@ class Engine:
         (with `verification="rejection"`, tokens that are sampled, and never their distribution). A
         value between two captured lengths acts as the lower one.
         """
-        return self._draft_limit
+        return self.drafting.length.limit
 
     @draft_limit.setter
     def draft_limit(self, limit: int) -> None:
-        most = self.resolved.sizes.max_draft_tokens
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= most:
-            raise ValueError(f"draft_limit={limit!r}: expected an integer from 0 to {most}")
-        self._draft_limit = limit
+        self.drafting.length.limit = limit
 
     def reset_prefix_cache(self) -> int:
         """Forget cached prefixes that no request holds; returns the number of blocks.
@@ -315,10 +316,6 @@ class Engine:
         self.delivery.start_over()
         self._is_torn = False
 
-    @property
-    def _draft_ladder(self) -> list[int]:
-        return [k for k in self.resolved.table.draft_lengths if k <= self._draft_limit]
-
     def _follow(self, plan: StepPlan) -> None:
         """Bring the persistent rows up to date with what the scheduler decided.
 
@@ -335,7 +332,7 @@ class Engine:
         if not chunks:
             return
         self.runner.prefill(chunks)
-        drafted = self.drafting.prefill(chunks) if self._draft_limit else None
+        drafted = self.drafting.prefill(chunks) if self.draft_limit else None
         with self._bookkeeping():
             for index, chunk in enumerate(chunks):
                 if chunk.request.status is not RequestStatus.PREFILL:

@@ -11,11 +11,12 @@ from typing import Any, Self
 from uuid import uuid4
 
 from capture.config import CaptureConfig
-from graphengine.config import AttentionKind, CacheConfig, EngineConfig, Numerics, SpeculativeConfig
+from graphengine.config import AttentionKind, CacheConfig, EngineConfig, Numerics
 from graphengine.engine import Engine
 from graphengine.models.tokenizer import Tokenizer
 from graphengine.outputs import EngineStats, RequestOutput
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from graphengine.startup import StartProgress
 
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]

@@ -107,6 +107,7 @@ class Request:
         "choice",
         "draft_kv_ahead",
         "draft_kv_len",
+        "draft_limit",
         "finish_reason",
         "kv_len",
         "limit",
@@ -178,6 +179,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         # By the flights: tokens that may come, and slots of draft KV beyond them (negative: none).
         self.num_in_flight = self.draft_kv_ahead = 0
+        self.draft_limit: int | None = None  # by the draft-length policy; None: not yet
         # Written by the KV manager. Rows [kv_len, kv_len + num_reserved_rows) may be written by the
         # current step and those under way; between steps nothing else is reserved.
         self.kv_len = 0
@@ -224,6 +226,12 @@ class Request:
 
     @property
     def max_draft_tokens(self) -> int:
+        """Drafts that leave the bonus token its place under the limit, within its own; >= 0."""
+        room = self.draft_room
+        return room if self.draft_limit is None else min(room, self.draft_limit)
+
+    @property
+    def draft_room(self) -> int:
         """Drafts that leave the bonus token its place under the limit; >= 0."""
         return max(0, self.limit - len(self.token_ids) - self.num_in_flight - 1)
 

@@ -7,16 +7,15 @@ once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from capture.manager import resolve_graph_kind
-from capture.shapes import ShapeTable
+from capture.shapes import DEFAULT_DRAFT_LENGTHS, ShapeTable
 from graphengine.config import (
     AttentionKind,
     EngineConfig,
-    SpeculativeConfig,
     check_compile_mode,
     is_native,
     resolve_device,
@@ -28,6 +27,7 @@ from graphengine.models.config import ModelConfig
 from graphengine.models.factory import check_supported
 from graphengine.models.loader import OpenedModel
 from graphengine.scheduler import SchedulerConfig
+from graphengine.speculative_config import SpeculativeConfig
 from proposers import registry
 from proposers.device import DraftPlan
 
@@ -132,7 +132,7 @@ def resolve(
         dtype=dtype,
         speculative=speculative,
         sizes=sizes,
-        table=_make_table(config, sizes),
+        table=_make_table(config, sizes, speculative),
         scheduler=SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=batched,
@@ -166,9 +166,17 @@ def _resolve_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def _make_table(config: EngineConfig, sizes: RunnerSizes) -> ShapeTable:
+def _make_table(
+    config: EngineConfig, sizes: RunnerSizes, speculative: SpeculativeConfig | None
+) -> ShapeTable:
+    """The cells: the ladders that were asked for, and the lengths that a rule may choose."""
+    capture = config.capture
+    if speculative is not None and speculative.chosen_lengths:
+        defaults = [k for k in DEFAULT_DRAFT_LENGTHS if k <= sizes.max_draft_tokens]
+        ladder = capture.draft_lengths or defaults
+        capture = replace(capture, draft_lengths=(*ladder, *speculative.chosen_lengths))
     return ShapeTable.from_config(
-        config.capture,
+        capture,
         max_num_seqs=sizes.max_num_seqs,
         max_draft_tokens=sizes.max_draft_tokens,
         tiers=TIERS + (CUSTOM_TIERS if sizes.custom_logits else ()),

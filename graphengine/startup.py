@@ -18,7 +18,10 @@ import torch
 from capture.cuda import CudaStream
 from capture.manager import check_memory_budget
 from capture.stream import InlineStream, Stream, ThreadStream
+from graphengine.cell_times import ensure_cell_times
 from graphengine.config import EngineConfig, is_native
+from graphengine.draft_length.choice import make_draft_length
+from graphengine.draft_length.controller import DraftLength
 from graphengine.draft_runtime import EngineDraftRuntime
 from graphengine.drafting import needs_tokens
 from graphengine.kernels import library
@@ -83,6 +86,7 @@ class Started:
     runner: ModelRunner
     state: RequestState
     proposer: Proposer | None
+    draft_length: DraftLength
     tokenizer: Tokenizer | None
     sampling_defaults: SamplingDefaults
     times: StartTimes
@@ -125,11 +129,15 @@ def start(
     _check_proposer(proposer, config)
     _check_numerics(runner, config, times)
     _capture(runner, proposer, progress, times)
+    if proposer is not None and resolved.speculative and resolved.speculative.adaptive is True:
+        with times.phase("timing"):
+            times.cached["timing"] = ensure_cell_times(resolved, config.capture, runner)
     return Started(
         resolved=resolved,
         runner=runner,
         state=state,
         proposer=proposer,
+        draft_length=make_draft_length(resolved, runner.manager, proposer),
         tokenizer=tokenizer,
         sampling_defaults=opened.sampling_defaults,
         times=times,

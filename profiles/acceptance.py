@@ -38,11 +38,17 @@ def proposers(draft: str) -> dict[str, SpeculativeConfig]:
     """
     eagle: dict[str, Any] = {"model": draft, "max_draft_tokens": 3}
     return {
-        "ngram k=6": SpeculativeConfig("ngram", max_draft_tokens=6),
-        "suffix k=6": SpeculativeConfig("suffix", max_draft_tokens=6, shared_tree_tokens=0),
-        "eagle k=3": SpeculativeConfig("eagle", **eagle),
-        "eagle k=3 coupled": SpeculativeConfig("eagle", draft_sampling="coupled", **eagle),
-        "eagle k=3 ngram override": SpeculativeConfig("eagle", override="ngram", **eagle),
+        "ngram k=6": SpeculativeConfig("ngram", max_draft_tokens=6, adaptive=False),
+        "suffix k=6": SpeculativeConfig(
+            "suffix", max_draft_tokens=6, shared_tree_tokens=0, adaptive=False
+        ),
+        "eagle k=3": SpeculativeConfig("eagle", **eagle, adaptive=False),
+        "eagle k=3 coupled": SpeculativeConfig(
+            "eagle", draft_sampling="coupled", **eagle, adaptive=False
+        ),
+        "eagle k=3 ngram override": SpeculativeConfig(
+            "eagle", override="ngram", **eagle, adaptive=False
+        ),
     }
 
 

@@ -23,9 +23,9 @@ from graphengine.bench.environment import command_line, describe
 from graphengine.bench.ratios import median_interval
 from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.workloads import encode, load_all
-from graphengine.config import SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
+from graphengine.speculative_config import SpeculativeConfig
 
 PROMPTS = Path(__file__).parent / "prompts" / "identity.json"
 BLOCK_SIZE = 16  # a request may need 20 of these
@@ -103,7 +103,7 @@ def measure(args: argparse.Namespace, max_num_seqs: int, drafts: str | None) -> 
                 cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=args.blocks),
                 speculative="off"
                 if drafts is None
-                else SpeculativeConfig("eagle", model=drafts, max_draft_tokens=3),
+                else SpeculativeConfig("eagle", model=drafts, max_draft_tokens=3, adaptive=False),
             ),
         )
         for async_steps in (0, 1)

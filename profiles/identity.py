@@ -69,7 +69,11 @@ class Cell:
 def speculation(args: argparse.Namespace, k: int) -> SpeculativeConfig:
     """What the flags name, with drafts of up to k tokens."""
     return SpeculativeConfig(
-        args.proposer, model=args.draft_model, override=args.override, max_draft_tokens=k
+        args.proposer,
+        model=args.draft_model,
+        override=args.override,
+        max_draft_tokens=k,
+        adaptive=False,
     )
 
 

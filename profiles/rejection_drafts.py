@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from graphengine.config import SpeculativeConfig
 from graphengine.runtime import EngineRuntime
 from graphengine.sampling import noise
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from profiles.target_law import Target
 from profiles.tiny_drafts import write_draft
 from proposers.base import Draft, ProposeInputs, RequestSampling, TokenArray
@@ -55,12 +55,16 @@ def speculation(
             verification="rejection",
             draft_sampling="probabilistic",
             self_check="off",
+            adaptive=False,
         )
     if drafts == "ngram":
-        return SpeculativeConfig("ngram", max_draft_tokens=NUM_DRAFTS, verification="rejection")
+        return SpeculativeConfig(
+            "ngram", max_draft_tokens=NUM_DRAFTS, verification="rejection", adaptive=False
+        )
     return SpeculativeConfig(
         "mock-drawn",
         max_draft_tokens=NUM_DRAFTS,
+        adaptive=False,
         verification="rejection",
         draft_sampling="greedy" if drafts == "greedy" else "probabilistic",
         logits=draft_logits(drafts, target, params),

@@ -24,10 +24,11 @@ from graphengine.bench.environment import command_line, commit, describe
 from graphengine.bench.pairs import parting
 from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.workloads import encode, load_workloads
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
 from graphengine.request import answer_id
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from profiles.random_params import Favour, random_params
 from proposers.base import Proposer
 from proposers.mock import JunkProposer, OracleProposer, RaggedProposer
@@ -114,7 +115,7 @@ def speculation(cell: Cell, draft: str) -> SpeculativeConfig | str:
     if not cell.max_draft_tokens:
         return "off"
     name, _, how = cell.proposer.partition(" ")
-    fields: dict[str, Any] = {"max_draft_tokens": cell.max_draft_tokens}
+    fields: dict[str, Any] = {"max_draft_tokens": cell.max_draft_tokens, "adaptive": False}
     if name == "eagle":
         fields |= {"model": draft, "override": "suffix" if how == "override" else None}
         fields["draft_sampling"] = "coupled" if how == "coupled" else "greedy"

@@ -26,9 +26,10 @@ from graphengine.bench.ratios import median_interval
 from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.steps import held
 from graphengine.bench.workloads import load_workloads
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from proposers.base import Draft
 
 PROMPTS = Path(__file__).parent / "prompts" / "bench.json"
@@ -62,7 +63,7 @@ def open_engine(model: str, batch_sizes: Sequence[int], k: int) -> Engine:
         max_model_len=2 * (CONTEXT + k),
         max_num_seqs=num_requests,
         max_num_batched_tokens=num_requests * (CONTEXT + k + 1),  # all are prefilled in one step
-        speculative=SpeculativeConfig("ngram", max_draft_tokens=k),
+        speculative=SpeculativeConfig("ngram", max_draft_tokens=k, adaptive=False),
         capture=CaptureConfig(num_reqs=tuple(batch_sizes), draft_lengths=(0, k)),
         cache=CacheConfig(enable_prefix_caching=False),  # no kind reads another's blocks
     )

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from capture.config import CaptureConfig, GraphKind
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from proposers.mock import JunkProposer
 
 JUNK = "junk"
@@ -45,7 +46,10 @@ def open_engine(
     junk = args.speculate == JUNK
     method = "ngram" if junk else args.speculate
     speculative = SpeculativeConfig(
-        method, model=None if junk else args.draft_model, max_draft_tokens=max(longest, 1)
+        method,
+        model=None if junk else args.draft_model,
+        max_draft_tokens=max(longest, 1),
+        adaptive=False,
     )
     room = num_steps if junk else num_steps * (longest + 1)  # tokens that a request may get
     config = EngineConfig(

@@ -23,10 +23,11 @@ from graphengine.bench.steps import StepTime, step_times
 from graphengine.bench.workloads import Prompt, batches, encode, load_all
 from graphengine.cli.console import counting, note, stdout
 from graphengine.cli.options import EngineOptions, Model, command, open_engine
-from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.demo import PROMPTS_FILE
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
+from graphengine.speculative_config import SpeculativeConfig
 
 _SHORT, _LONG = 100, 2000  # tokens of context of the step times
 _PEER_TOKENS = 64

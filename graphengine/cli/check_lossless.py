@@ -30,12 +30,13 @@ from graphengine.cli.options import (
     command,
     open_engine,
 )
-from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.demo import PROMPTS_FILE
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL
 from graphengine.models.tokenizer import check_unicode
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 
 _EXACT, _LAW = (2, 128), (200, 8)  # samples of a prompt and tokens of an answer, by default
 _GIVEN = "given"  # the group of --prompt
@@ -115,6 +116,8 @@ def check_lossless(
     the same flag) or GRAPHENGINE_SPECULATE's proposer, n-gram where none is named. --seed is the
     first of the requests' seeds; 0 where it is left out.
     """
+    # A policy may find that drafts do not pay here, and then there is nothing to check.
+    options = replace(options, adaptive=options.adaptive or "off")
     config = check_config(options.speculating_config(), wanted)
     assert isinstance(config.speculative, SpeculativeConfig), "off has nothing to verify"
     plan = make_plan(model, wanted, sampling, config.speculative.verification)

@@ -18,19 +18,13 @@ import typer
 
 from capture.config import CaptureConfig, CompileMode, GraphKind
 from graphengine.cli.console import start_progress
-from graphengine.config import (
-    OFF,
-    AttentionKind,
-    CacheConfig,
-    EngineConfig,
-    Numerics,
-    SpeculativeConfig,
-)
+from graphengine.config import AttentionKind, CacheConfig, EngineConfig, Numerics
 from graphengine.engine import Engine
 from graphengine.models.loader import open_model
 from graphengine.models.locate import DEMO_MODEL
 from graphengine.models.sampling_defaults import SamplingDefaults
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import OFF, SpeculativeConfig, adaptive_of
 
 _SPECULATION, _ENGINE, _CAPTURE = "Speculation", "Engine", "Capture"
 _CACHE, _SAMPLING = "KV cache", "Sampling"
@@ -42,6 +36,7 @@ _SPECULATIVE_FIELDS = {
     "draft_sampling": "draft_sampling",
     "verification": "verification",
     "self_check": "self_check",
+    "adaptive": "adaptive",
 }
 
 Model = Annotated[
@@ -119,6 +114,15 @@ class EngineOptions:
             _SPECULATION,
             "--self-check",
             "error, warn or off: what to do where a draft model accepts near chance at start.",
+        ),
+    ] = None
+    adaptive: Annotated[
+        str | None,
+        _option(
+            _SPECULATION,
+            "--adaptive",
+            "on: the draft length that pays best, as measured; off: always K; threshold: 2 while "
+            "few drafts are accepted; 1:6,4:3,9:0: by the number of requests.",
         ),
     ] = None
     dtype: Annotated[str, _option(_ENGINE, "--dtype", "auto, bfloat16 or float32.")] = "auto"
@@ -245,6 +249,8 @@ class EngineOptions:
         if not given:
             return self.speculate
         fields = {_SPECULATIVE_FIELDS[name]: value for name, value in given.items()}
+        if self.adaptive is not None:
+            fields["adaptive"] = adaptive_of(self.adaptive)
         config = SpeculativeConfig.resolve(self.speculate, **fields)
         if config is None:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)

@@ -13,8 +13,9 @@ import torch
 
 from capture.config import CaptureConfig
 from graphengine.bench.workloads import encode, load_workloads
-from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.engine import Engine
+from graphengine.speculative_config import SpeculativeConfig
 from profiles.gpu_stages.base import TINY, Context, Stage
 from profiles.identity import LEVELS, PROMPTS, Cell, compare, run_pass
 
@@ -95,7 +96,9 @@ def capture(context: Context) -> None:
                 device=context.device, dtype="bfloat16", max_model_len=512,
                 max_num_seqs=LADDER[-1],
                 speculative=SpeculativeConfig(
-                    "ngram" if draft is None else "eagle", model=draft, max_draft_tokens=LENGTHS[-1]
+                    "ngram" if draft is None else "eagle", model=draft,
+                    max_draft_tokens=LENGTHS[-1],
+                    adaptive=False,
                 ),
                 capture=CaptureConfig(num_reqs=LADDER, draft_lengths=LENGTHS),
             ),

@@ -19,9 +19,10 @@ import numpy as np
 from capture.config import CaptureConfig
 from graphengine.bench.ratios import median_interval
 from graphengine.bench.steps import held
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from profiles.gpu_stages.base import Clock, Context, Stage, copy_bandwidth
 from profiles.inflate import Sizes
 from proposers.base import Draft
@@ -41,7 +42,7 @@ def open_engine(
         dtype="bfloat16",
         max_model_len=context + 2 * longest + 32 + max(batches),
         max_num_seqs=max(batches),
-        speculative=SpeculativeConfig("ngram", max_draft_tokens=longest),
+        speculative=SpeculativeConfig("ngram", max_draft_tokens=longest, adaptive=False),
         capture=CaptureConfig(num_reqs=tuple(batches), draft_lengths=tuple(lengths), lazy=True),
         cache=CacheConfig(enable_prefix_caching=False, max_bytes=16 << 30),
     )

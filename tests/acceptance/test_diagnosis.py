@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from graphengine import self_check
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
+from graphengine.speculative_config import SpeculativeConfig
 from tests.acceptance.test_tiny_family import WEIGHTS
 
 Config = dict[str, Any]
@@ -26,7 +27,9 @@ def start(method: str, head: Path, max_model_len: int = 256) -> None:
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=2,
-        speculative=SpeculativeConfig(method, model=head, max_draft_tokens=2, self_check="error"),
+        speculative=SpeculativeConfig(
+            method, model=head, max_draft_tokens=2, self_check="error", adaptive=False
+        ),
         cache=CacheConfig(num_blocks=40),
     )
     Engine(WEIGHTS / "target", config).close()

@@ -34,7 +34,7 @@ def test_acceptance_is_no_lower_than_its_floor(cell: Sequence[Any]) -> None:
     """Prompts that no training has seen; counts, so that the speed of the machine is nothing."""
     name, workload, temperature, floor = cell
     prompts = load_all(FILES)[workload]
-    speculative = SpeculativeConfig(**PROPOSERS[name])
+    speculative = SpeculativeConfig(**PROPOSERS[name], adaptive=False)
     with LLM(DEMO_MODEL, max_num_seqs=8, max_model_len=2048, speculative=speculative) as llm:
         found, _ = measure_acceptance(
             llm.engine,

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from graphengine.bench.acceptance import Acceptance, measure_acceptance
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from tests.acceptance.floors import TINY, hold
 
 HERE = Path(__file__).parent
@@ -40,7 +41,7 @@ def measure(name: str, temperature: float) -> Acceptance:
     config = EngineConfig(
         max_model_len=512,
         max_num_seqs=5,
-        speculative=SpeculativeConfig(max_draft_tokens=K, **fields),
+        speculative=SpeculativeConfig(max_draft_tokens=K, adaptive=False, **fields),
         cache=CacheConfig(num_blocks=200),
     )
     engine = Engine(WEIGHTS / "target", config)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from graphengine import tracing
-from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from tests.tiny import make_checkpoint
 
 
@@ -26,7 +27,7 @@ def _profile() -> torch.profiler.profile:
 def test_a_step_has_every_phase_once_and_inside_it(tmp_path: Path) -> None:
     """Guards against a phase that a table then misses, or one that is counted to another."""
     config = EngineConfig(
-        max_num_seqs=2, speculative=SpeculativeConfig("ngram", max_draft_tokens=1)
+        max_num_seqs=2, speculative=SpeculativeConfig("ngram", max_draft_tokens=1, adaptive=False)
     )
     engine = Engine(make_checkpoint(tmp_path / "tiny"), config)
     engine.add_request("one", [1, 2, 3, 1, 2], SamplingParams(max_tokens=8, ignore_eos=True))

@@ -27,6 +27,7 @@ from proposers.suffix import SuffixProposer
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup, scripted
 from tests.parity.hostile import HostileModelProposer, HostileProposer
+from tests.parity.random_policy import decide_at_random
 from tests.tiny import ROPES, make_checkpoint
 
 HEADS = ((4, 2, 16), (6, 2, 24), (4, 1, 40), (8, 1, 8), (3, 3, 8), (2, 2, 64), (1, 1, 32))
@@ -185,11 +186,15 @@ class Case:
         return options
 
     def start(self) -> tuple[Engine, HostileProposer]:
-        """The engine of the case, and what drafts in it."""
+        """The engine of the case, and what drafts in it, as long as some policy says."""
+        adaptive = self.draw.choice((True, True, "threshold", {1: self.setup.k, 3: 1, 5: 0}))
         if not self.model_options:
             proposer = self.proposer()
-            return self.setup.start(self.checkpoint[0], proposer), proposer
-        engine = self.setup.start(self.checkpoint[0], **self.model_options)
+            engine = self.setup.start(self.checkpoint[0], proposer, adaptive=adaptive)
+            self._choose_policy(engine)
+            return engine, proposer
+        engine = self.setup.start(self.checkpoint[0], **self.model_options, adaptive=adaptive)
+        self._choose_policy(engine)
         assert isinstance(engine.proposer, ModelProposer)
         share = self.draw.choice((0.0, 0.0, 0.1, 0.3))
         hostile = HostileModelProposer(
@@ -197,6 +202,11 @@ class Case:
         )
         engine.proposer = hostile
         return engine, hostile
+
+    def _choose_policy(self, engine: Engine) -> None:
+        """Half of the time one that decides by dice."""
+        if self.draw.random() < 0.5:
+            decide_at_random(engine, self.seed)
 
     def proposer(self) -> HostileProposer:
         draw, vocab_size = self.draw, self.checkpoint[1]

@@ -23,6 +23,7 @@ from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.setups import Setup
+from tests.parity.random_policy import decide_at_random
 from tests.parity.test_async import Asked, Run, _slow_device, script, serve
 
 __all__ = ["_slow_device"]  # a fixture
@@ -94,6 +95,8 @@ def test_streams_are_those_of_synchronous_stepping_and_of_no_drafts(seed: int, p
     off = serve(pair.start(replace(setup, k=0), 0), asked, aborts=False)
     sync = serve(pair.start(setup, 0, draft_sampling="coupled"), asked, aborts=False)
     engine = pair.start(setup, 1, draft_sampling="coupled")
+    if seed == 1:
+        decide_at_random(engine, seed)
     limits = (3, 3, 3, 0, 0, 3, 1, 3, 2, 2) if seed == 3 else (3,)
     run = serve(with_limits(engine, limits), asked, aborts=True)
     assert run.most_in_flight == 1

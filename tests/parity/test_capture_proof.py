@@ -19,11 +19,12 @@ from capture.config import CaptureConfig
 from capture.graph import CompiledGraph
 from capture.manager import OVER_BUDGET
 from capture.shapes import ShapeKey
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
 from graphengine.kv.manager import KVManager
 from graphengine.model_runner import tier_of
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from proposers.mock import JunkProposer
 from proposers.mock_models import MockModelProposer
 from tests.graphengine.engine.harness import Harness
@@ -59,7 +60,7 @@ def start(
         verification = "rejection" if rejects else "exact"
         more = {"self_check": "off"} if "model" in options else {}
         speculative = SpeculativeConfig(
-            max_draft_tokens=K, verification=verification, **more, **options
+            max_draft_tokens=K, verification=verification, adaptive=False, **more, **options
         )
     capture = {"num_reqs": (1, 2, 4), "debug": debug, **capture}
     return Engine(

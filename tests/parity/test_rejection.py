@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from graphengine.bench.distributions import chi_square_p, holm
-from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.engine import Engine
 from graphengine.sampling import noise
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from proposers.base import Draft, HostProposer, ProposeInputs
 from proposers.mock import JunkProposer
 from tests.tiny import VOCAB_SIZE, make_checkpoint
@@ -85,7 +86,9 @@ def start(checkpoint: Path, proposer: Any, verification: str = "rejection") -> E
     config = EngineConfig(
         dtype="float32",
         max_model_len=64,
-        speculative=SpeculativeConfig("ngram", max_draft_tokens=2, verification=verification),
+        speculative=SpeculativeConfig(
+            "ngram", max_draft_tokens=2, verification=verification, adaptive=False
+        ),
     )
     return Engine(checkpoint, config, proposer=proposer)
 

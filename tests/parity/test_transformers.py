@@ -11,10 +11,11 @@ import pytest
 import torch
 import transformers
 
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
 from graphengine.models.locate import locate_model
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from tests.tiny import TinyCase, make_checkpoint, make_gguf, make_model, tiny_matrix
 
 pytestmark = pytest.mark.parity
@@ -104,7 +105,7 @@ def test_tiny(case: TinyCase, tmp_path: Path) -> None:
 
 def test_tiny_speculating(tmp_path: Path) -> None:
     """A parity that holds for plain decoding only."""
-    speculative = SpeculativeConfig("ngram", max_draft_tokens=3, min_ngram_size=1)
+    speculative = SpeculativeConfig("ngram", max_draft_tokens=3, min_ngram_size=1, adaptive=False)
     engine = make_engine(make_checkpoint(tmp_path / "model"), speculative=speculative)
     check_same(make_model("llama"), engine)
     assert engine.stats().num_accepted_tokens > 0

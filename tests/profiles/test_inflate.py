@@ -11,10 +11,11 @@ import torch
 
 from capture.config import CaptureConfig
 from graphengine.bench.acceptance import Acceptance, measure_acceptance
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
 from graphengine.models.loader import open_model
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from profiles.inflate import PRESETS, Sizes, inflate
 from profiles.inflate_heads import inflate_head
 
@@ -50,7 +51,7 @@ def serve(
         dtype=dtype,
         max_model_len=128,
         max_num_seqs=4,
-        speculative=SpeculativeConfig(**speculative) if speculative else None,
+        speculative=SpeculativeConfig(**speculative, adaptive=False) if speculative else None,
         capture=CaptureConfig(num_reqs=(4,)),
         cache=CacheConfig(num_blocks=40),
     )

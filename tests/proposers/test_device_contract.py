@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphengine.config import SpeculativeConfig
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from proposers import Draft, ProposeInputs, ProposerInfo, registry
 from proposers.base import CacheRows
 from proposers.chain import TIER

@@ -21,7 +21,8 @@ from graphengine import LLM, SamplingParams, SpeculativeConfig
 
 params, prompts = SamplingParams(max_tokens=12, ignore_eos=True), [[7, 7, 7], [9]]
 streams = []
-for speculative in ("off", SpeculativeConfig("repeat-last", max_draft_tokens=3, times=2)):
+drafts = SpeculativeConfig("repeat-last", max_draft_tokens=3, times=2, adaptive=False)
+for speculative in ("off", drafts):
     with LLM(sys.argv[1], speculative=speculative, max_num_seqs=2, max_model_len=64) as llm:
         streams.append([one.outputs[0].token_ids for one in llm.generate(prompts, params)])
         stats = llm.stats()

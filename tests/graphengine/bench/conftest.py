@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
+from graphengine.speculative_config import SpeculativeConfig
 from proposers.mock import RaggedProposer
 from tests.tiny import VOCAB_SIZE, make_checkpoint
 
@@ -14,7 +15,7 @@ CONFIG = EngineConfig(
     dtype="float32",
     max_model_len=256,
     max_num_seqs=2,
-    speculative=SpeculativeConfig("ngram", max_draft_tokens=3),
+    speculative=SpeculativeConfig("ngram", max_draft_tokens=3, adaptive=False),
     cache=CacheConfig(enable_prefix_caching=False),
 )
 

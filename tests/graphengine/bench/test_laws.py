@@ -12,10 +12,11 @@ from capture.config import CaptureConfig
 from graphengine.bench.distributions import two_sample_p
 from graphengine.bench.laws import ENDED, LEVEL, ON_SEEDS, LawCheck, check_laws
 from graphengine.bench.serve import Asked, make_jobs
-from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.engine import Engine
 from graphengine.sampling.cpu import NativeSampler
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from proposers.base import Draft, ProposeInputs
 
 ALLOWED = (5, 6, 7, 8)
@@ -40,7 +41,9 @@ def engine_of(checkpoint: Path) -> Callable[[], Engine]:
         dtype="float32",
         max_model_len=32,
         max_num_seqs=8,
-        speculative=SpeculativeConfig("ngram", max_draft_tokens=2, verification="rejection"),
+        speculative=SpeculativeConfig(
+            "ngram", max_draft_tokens=2, verification="rejection", adaptive=False
+        ),
         capture=CaptureConfig(graph="eager"),
     )
     return lambda: Engine(checkpoint, config)

@@ -11,11 +11,12 @@ from graphengine.cli.console import StartProgress, has_colour
 from graphengine.cli.drafts import legend, paint
 from graphengine.cli.options import EngineOptions
 from graphengine.cli.plan import plan_bytes
-from graphengine.config import SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.engine import Engine
 from graphengine.memory import plan_memory
 from graphengine.models import loader
 from graphengine.models.tokenizer import Tokenizer
+from graphengine.speculative_config import SpeculativeConfig
 from graphengine.versions import version
 from proposers import registry
 from tests.graphengine.cli.conftest import Cli
@@ -192,6 +193,7 @@ def test_flags_of_speculation_reach_the_configuration() -> None:
         draft_sampling="probabilistic",
         verification="rejection",
         self_check="warn",
+        adaptive="1:2,5:0",
     )
     assert options.config().speculative == SpeculativeConfig(
         "eagle",
@@ -202,6 +204,12 @@ def test_flags_of_speculation_reach_the_configuration() -> None:
         draft_sampling="probabilistic",
         verification="rejection",
         self_check="warn",
+        adaptive={5: 0, 1: 2},
     )
+    assert EngineOptions(speculate="ngram", adaptive="off").config() == EngineConfig(
+        speculative=SpeculativeConfig("ngram", adaptive=False)
+    )
+    with pytest.raises(ValueError, match=r"adaptive '1:x': expected on, off, threshold, or"):
+        EngineOptions(speculate="ngram", adaptive="1:x").config()
     with pytest.raises(ValueError, match=r"--draft-sampling, --verification: nothing drafts"):
         EngineOptions(draft_sampling="coupled", verification="exact").config()

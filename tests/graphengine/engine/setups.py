@@ -12,8 +12,9 @@ from typing import Any, Literal
 import pytest
 
 from capture.config import CaptureConfig
-from graphengine.config import CacheConfig, EngineConfig, SpeculativeConfig
+from graphengine.config import CacheConfig, EngineConfig
 from graphengine.engine import Engine
+from graphengine.speculative_config import SpeculativeConfig
 from proposers import registry
 from proposers.base import Proposer
 from proposers.mock import (
@@ -59,7 +60,8 @@ class Setup:
 
     def config(self, method: str = "ngram", **options: Any) -> EngineConfig:
         """The engine's own form of it."""
-        options = {"verification": self.verification, **options}
+        # A fixed length, so that what is drafted can be foretold.
+        options = {"verification": self.verification, "adaptive": False, **options}
         if registry.find(method).info.model != "none":
             options.setdefault("self_check", "off")  # random weights draft near chance
         speculative = (

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from capture.config import CaptureConfig
-from graphengine.config import CacheConfig, SpeculativeConfig
+from graphengine.config import CacheConfig
 from graphengine.llm import LLM
+from graphengine.speculative_config import SpeculativeConfig
 from tests.graphengine.engine.checkpoints import Checkpoints
 
 FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
@@ -73,9 +74,21 @@ FAULTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         },
         "draft_sampling='probabilistic': .*'ngram', which has no distribution: greedy",
     ),
-    "adaptive-planned": (
-        lambda: {"speculative": SpeculativeConfig("ngram", adaptive=True)},
-        "adaptive=True: only False",
+    "adaptive-unknown": (
+        lambda: {"speculative": SpeculativeConfig("ngram", adaptive="sometimes")},
+        "adaptive='sometimes': expected True, False, 'threshold', or a mapping",
+    ),
+    "adaptive-without-one-request": (
+        lambda: {"speculative": SpeculativeConfig("ngram", adaptive={2: 6})},
+        r"adaptive=\{2: 6\}: expected .* of requests, 1 among them",
+    ),
+    "adaptive-above-the-maximum": (
+        lambda: {"speculative": SpeculativeConfig("ngram", max_draft_tokens=3, adaptive={1: 4})},
+        "adaptive=.*to 0 to 3 drafts",
+    ),
+    "adaptive-of-no-integers": (
+        lambda: {"speculative": SpeculativeConfig("ngram", adaptive=[(1, True)])},
+        "adaptive=",
     ),
     "option-unknown": (
         lambda: {"speculative": SpeculativeConfig("ngram", max_ngram=4)},

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from graphengine import startup
-from graphengine.config import EngineConfig, SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.engine import Engine
 from graphengine.memory import plan_memory
 from graphengine.sampling.params import SamplingParams
+from graphengine.speculative_config import SpeculativeConfig
 from tests.graphengine.engine.checkpoints import Checkpoints, edit_weights
 from tests.graphengine.engine.harness import Harness
 from tests.graphengine.engine.setups import Setup
@@ -59,7 +60,7 @@ def start(target: Path, draft: Path | str, monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(startup, "load_weights", no_weights)
-    speculative = SpeculativeConfig("draft_model", model=draft, max_draft_tokens=3)
+    speculative = SpeculativeConfig("draft_model", model=draft, max_draft_tokens=3, adaptive=False)
     Engine(target, EngineConfig(max_model_len=64, max_num_seqs=2, speculative=speculative))
 
 

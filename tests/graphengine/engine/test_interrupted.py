@@ -198,7 +198,7 @@ class LineInterrupts:
         return self._trace
 
 
-@pytest.mark.parametrize("seed", (0, 25, 36))  # the last two: between a launch and its landing
+@pytest.mark.parametrize("seed", [0, 25, 36])  # the last two: between a launch and its landing
 def test_any_line_may_be_the_last(
     seed: int, checkpoints: Checkpoints, unstopped: Streams, undisturbed: Streams
 ) -> None:

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from capture.config import CaptureConfig
-from graphengine.config import SPECULATE_VARIABLE, EngineConfig, SpeculativeConfig
+from graphengine.config import EngineConfig
 from graphengine.engine import Engine
 from graphengine.llm import LLM
 from graphengine.models.loader import open_model
 from graphengine.resolve import resolve
+from graphengine.speculative_config import SPECULATE_VARIABLE, SpeculativeConfig
 from tests.graphengine.engine.checkpoints import Checkpoints
 from tests.graphengine.engine.setups import Setup
 

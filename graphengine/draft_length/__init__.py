@@ -1,0 +1,1 @@
+"""How many drafts a step carries: rules and a measurement, none of which can change a token."""
