@@ -13,6 +13,8 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Or every process that compiles starts workers that import torch, for seconds.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Triton kernels run on tensors of the CPU; `make gpu` sets 0: compiled, on the device.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 if os.environ["TRITON_INTERPRET"] == "1":
