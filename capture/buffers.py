@@ -90,10 +90,15 @@ class StaticBuffers:
         """
         shape = key.num_reqs, key.num_tokens
         if shape not in self._cells:
-            self._cells[shape] = {
-                name: self._view(spec, *shape) for name, spec in self.specs.items()
-            }
+            self._cells[shape] = self.new_cell(key)
         return dict(self._cells[shape])
+
+    def new_cell(self, key: ShapeKey) -> dict[str, torch.Tensor]:
+        """The same views, made anew."""
+        return {
+            name: self._view(spec, key.num_reqs, key.num_tokens)
+            for name, spec in self.specs.items()
+        }
 
     def whole(self, name: str) -> torch.Tensor:
         """The flat storage of a name, whatever the cell."""
