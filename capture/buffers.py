@@ -69,6 +69,7 @@ class StaticBuffers:
         self.device = device
         self.specs: dict[str, BufferSpec] = {}
         self._storages: dict[str, torch.Tensor] = {}
+        self._cells: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         for spec in specs:
             assert spec.name not in self.specs, f"buffer {spec.name} declared twice"
             most = max_cell_tokens if spec.cells_only else max(max_num_tokens, max_cell_tokens)
@@ -83,7 +84,17 @@ class StaticBuffers:
         return sum(storage.nbytes for storage in self._storages.values())
 
     def cell(self, key: ShapeKey) -> dict[str, torch.Tensor]:
-        """Views, by name, of the leading elements of every storage in the cell's shape."""
+        """Views, by name, of the leading elements of every storage in the cell's shape.
+
+        Made once a shape: cells of all tiers that have it get the same tensors.
+        """
+        shape = key.num_reqs, key.num_tokens
+        if shape not in self._cells:
+            self._cells[shape] = self.new_cell(key)
+        return dict(self._cells[shape])
+
+    def new_cell(self, key: ShapeKey) -> dict[str, torch.Tensor]:
+        """The same views, made anew."""
         return {
             name: self._view(spec, key.num_reqs, key.num_tokens)
             for name, spec in self.specs.items()
@@ -136,4 +147,5 @@ class StaticBuffers:
 
     def release(self) -> None:
         """Drop the storages; every view handed out before must be gone too."""
+        self._cells.clear()
         self._storages.clear()

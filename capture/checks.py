@@ -55,7 +55,7 @@ class _NoSync(TorchFunctionMode):
         what = _SYNCS.get(func)
         if what is not None:
             raise CaptureError(f"host sync in {self._where}: {what}; keep the value on the device")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 class _Watch(TorchDispatchMode):

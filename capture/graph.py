@@ -43,7 +43,7 @@ class EagerGraph:
         self._key = key
 
     def replay(self) -> None:
-        self._fn(self._buffers.cell(self._key))
+        self._fn(self._buffers.new_cell(self._key))
 
 
 class CompiledGraph:

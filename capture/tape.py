@@ -23,6 +23,7 @@ from capture.shapes import ShapeKey
 
 # Runs `num_calls` calls at an address, each as `NativeOp.encode` makes it.
 ProgramRunner = Callable[[int, int], None]
+_CAPTURABLE = (int, torch.Tensor, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,15 @@ class TapeCall:
         """What must agree between recordings: the op, and each argument's storage and layout."""
         return (self.op, *map(_describe, self.args))
 
+    def is_same(self, other: TapeCall) -> bool:
+        """Whether their signatures agree; what is one object to both need not be described."""
+        if self.op is not other.op or len(self.args) != len(other.args):
+            return False
+        for mine, theirs in zip(self.args, other.args, strict=True):
+            if mine is not theirs and _describe(mine) != _describe(theirs):
+                return False
+        return True
+
 
 class Tape:
     """The ordered op calls of one run of a step; a recorder for capture.ops."""
@@ -45,7 +55,7 @@ class Tape:
 
     def record(self, op: Op, args: tuple[Arg, ...]) -> None:
         for index, arg in enumerate(args):
-            if not (arg is None or isinstance(arg, (torch.Tensor, int))):
+            if not isinstance(arg, _CAPTURABLE):
                 raise CaptureError(
                     f"op {op.name}, argument {index}: a {type(arg).__name__} cannot be captured; "
                     f"ops take tensors, integers or None"
@@ -55,7 +65,7 @@ class Tape:
     def check_same(self, other: Tape) -> None:
         """Raises CaptureError naming the first call at which the two tapes differ."""
         for index, (mine, theirs) in enumerate(zip(self.calls, other.calls, strict=False)):
-            if mine.signature() != theirs.signature():
+            if not mine.is_same(theirs):
                 raise CaptureError(
                     f"the step depends on data: call {index} {_difference(mine, theirs)}"
                 )
@@ -66,19 +76,21 @@ class Tape:
             )
 
 
-def record_step(fn: StepFn, buffers: StaticBuffers, key: ShapeKey) -> Tape:
+def record_step(fn: StepFn, buffers: StaticBuffers, views: dict[str, torch.Tensor]) -> Tape:
     """Record one run of the step under the capture guards; nothing is computed.
+
+    Args:
+        views: the buffers' views of the cell.
 
     Raises:
         CaptureError: the step syncs, computes outside ops, or writes an input from the host.
     """
     tape = Tape()
-    views = buffers.cell(key)
     before = buffers.snapshot(("input",))
     set_recorder(tape)
     try:
         with capture_guard():
-            fn(views)
+            fn(dict(views))
     finally:
         set_recorder(None)
     for name, values in before.items():
@@ -94,15 +106,16 @@ def record_checked(
 
     Leaves every buffer at its fill. Raises CaptureError as `record_step`, and where they differ.
     """
+    views = buffers.cell(key)
     prepare(0)
     buffers.clear(("scratch", "output"))
-    tape = record_step(fn, buffers, key)
+    tape = record_step(fn, buffers, views)
     prepare(1)
-    tape.check_same(record_step(fn, buffers, key))
+    tape.check_same(record_step(fn, buffers, views))
     # What `prepare` leaves alike may not steer the step either. No op runs, so garbage is safe.
     for largest in (False, True):
         buffers.poison(("input", "scratch", "output"), largest=largest)
-        tape.check_same(record_step(fn, buffers, key))
+        tape.check_same(record_step(fn, buffers, views))
     buffers.clear(("input", "scratch", "output"))
     return tape
 

@@ -4,6 +4,7 @@ Environment variables are set here, at import, because torch and transformers re
 when they are imported, and conftest.py is imported before any test module.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -12,6 +13,8 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Or every process that compiles starts workers that import torch, for seconds.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Triton kernels run on tensors of the CPU; `make gpu` sets 0: compiled, on the device.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 if os.environ["TRITON_INTERPRET"] == "1":
@@ -49,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(item.path.is_relative_to(place) for place in places):
             item.add_marker(pytest.mark.interpreted)
     _skip_gpu(items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of later collections: a million objects that nobody drops."""
+    gc.collect()
+    gc.freeze()
 
 
 def _skip_gpu(items: list[pytest.Item]) -> None:

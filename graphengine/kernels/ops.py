@@ -31,8 +31,10 @@ def kernel_suffix(dtype: torch.dtype) -> str:
 
 
 def check_contiguous(*tensors: torch.Tensor) -> None:
-    for tensor in tensors:
-        assert tensor.is_contiguous(), (
-            f"kernel argument of shape {tuple(tensor.shape)} is not contiguous"
-        )
-        assert tensor.is_cpu, f"kernel argument on {tensor.device}; these kernels are the CPU's"
+    # A capture's guard would be asked about every attribute, which is most of what a start costs.
+    with torch._C.DisableTorchFunction():
+        for tensor in tensors:
+            assert tensor.is_contiguous(), (
+                f"kernel argument of shape {tuple(tensor.shape)} is not contiguous"
+            )
+            assert tensor.is_cpu, f"kernel argument on {tensor.device}; these kernels are the CPU's"

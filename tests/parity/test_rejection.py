@@ -51,7 +51,7 @@ class DrawnProposer(HostProposer):
     def propose(self, inputs: ProposeInputs) -> Draft:
         rows = []
         with np.errstate(divide="ignore"):
-            logs = np.log(self.q)
+            logs = np.log(self.q[: ALLOWED[-1] + 1])
         for request_id, history, count in zip(
             inputs.request_ids, inputs.token_ids, inputs.num_draft_tokens.tolist(), strict=True
         ):
@@ -62,7 +62,7 @@ class DrawnProposer(HostProposer):
                         np.argmax(
                             logs
                             + noise.gumbels(
-                                seed, position=position, stream=self.stream, count=VOCAB_SIZE
+                                seed, position=position, stream=self.stream, count=len(logs)
                             )
                         )
                     )

@@ -68,6 +68,7 @@ def test_every_kind_is_trained(
     assert {name: said[name] for name in config} == config
     if kind == "eagle3":
         assert (said["norm_output"], said["fc_norm"]) == (True, False)
+    assert (out / "training.png").is_file()
     curves = (out / "training.csv").read_text(encoding="utf-8").splitlines()
     assert [line.split(",")[0] for line in curves] == ["step", "2", "4"]
     assert "draft 2" in result.out

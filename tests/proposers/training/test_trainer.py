@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from proposers.training import DraftConfig, DraftJob, TrainConfig
+from proposers.training import DraftConfig, DraftJob, TrainConfig, curves
 from tests.proposers.training.conftest import Taught
 
 Teach = Callable[[tuple[int, ...]], Taught]
@@ -25,6 +25,12 @@ KINDS = {
     "mtp": DraftConfig(kind="mtp"),
     "draft_model": DraftConfig(kind="draft_model", layers=1, hidden=32),
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without matplotlib: two thirds of the time; test_curves and test_train_draft draw."""
+    monkeypatch.setattr(curves, "can_draw", lambda: False)
 
 
 def make_job(
