@@ -116,10 +116,11 @@ def check_lossless(
     the same flag) or GRAPHENGINE_SPECULATE's proposer, n-gram where none is named. --seed is the
     first of the requests' seeds; 0 where it is left out.
     """
-    # A policy may find that drafts do not pay here, and then there is nothing to check.
-    options = replace(options, adaptive=options.adaptive or "off")
     config = check_config(options.speculating_config(), wanted)
     assert isinstance(config.speculative, SpeculativeConfig), "off has nothing to verify"
+    if options.adaptive is None:  # which may find that drafts do not pay: nothing to check
+        config = replace(config, speculative=replace(config.speculative, adaptive=False))
+    assert isinstance(config.speculative, SpeculativeConfig)
     plan = make_plan(model, wanted, sampling, config.speculative.verification)
     if wanted.json_file is not None:
         check_target(wanted.json_file)
