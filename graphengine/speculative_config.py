@@ -95,13 +95,12 @@ class SpeculativeConfig:
     ) -> None:
         info = registry.find(method).info
         resolved = info.resolve({**dict(options), **named_options})
-        if isinstance(max_draft_tokens, bool) or not isinstance(max_draft_tokens, int):
-            check_integer("max_draft_tokens", max_draft_tokens, 1, MAX_DRAFT_TOKENS)
-        if not 1 <= max_draft_tokens <= MAX_DRAFT_TOKENS:
+        if max_draft_tokens == 0:
             raise ValueError(
-                f"max_draft_tokens={max_draft_tokens}: allowed are 1 to {MAX_DRAFT_TOKENS}; "
-                f'to turn speculation off pass speculative="off"'
+                f"max_draft_tokens={max_draft_tokens}: expected an integer from 1 to "
+                f'{MAX_DRAFT_TOKENS}; to turn speculation off pass speculative="off"'
             )
+        check_integer("max_draft_tokens", max_draft_tokens, 1, MAX_DRAFT_TOKENS)
         if verification not in ("exact", "rejection"):
             raise ValueError(f"verification={verification!r}: allowed are exact, rejection")
         _check_draft_sampling(draft_sampling, verification, info)

@@ -116,11 +116,10 @@ def check_lossless(
     the same flag) or GRAPHENGINE_SPECULATE's proposer, n-gram where none is named. --seed is the
     first of the requests' seeds; 0 where it is left out.
     """
-    config = check_config(options.speculating_config(), wanted)
+    # Left to itself it may find that drafts do not pay here, and there is nothing to check.
+    is_fixed = options.adaptive is None
+    config = check_config(options.speculating_config(), wanted, is_fixed=is_fixed)
     assert isinstance(config.speculative, SpeculativeConfig), "off has nothing to verify"
-    if options.adaptive is None:  # which may find that drafts do not pay: nothing to check
-        config = replace(config, speculative=replace(config.speculative, adaptive=False))
-    assert isinstance(config.speculative, SpeculativeConfig)
     plan = make_plan(model, wanted, sampling, config.speculative.verification)
     if wanted.json_file is not None:
         check_target(wanted.json_file)
@@ -147,11 +146,14 @@ def check_lossless(
     stdout().print(escape(verdict.text), soft_wrap=True)
 
 
-def check_config(config: EngineConfig, wanted: CheckOptions) -> EngineConfig:
+def check_config(
+    config: EngineConfig, wanted: CheckOptions, *, is_fixed: bool = False
+) -> EngineConfig:
     """The engine for the draft length and the options asked for.
 
     Args:
         config: with speculation on.
+        is_fixed: whether every step is to have as many drafts as it may.
 
     Raises:
         ValueError: a flag has a value that is not allowed.
@@ -160,6 +162,8 @@ def check_config(config: EngineConfig, wanted: CheckOptions) -> EngineConfig:
     assert isinstance(speculative, SpeculativeConfig), "off has nothing to verify"
     if wanted.k is not None:
         speculative = replace(speculative, max_draft_tokens=wanted.k)
+    if is_fixed:
+        speculative = replace(speculative, adaptive=False)
     options = {**dict(speculative.options), **_options(wanted.option or ())}
     speculative = replace(speculative, options=tuple(options.items()))
     return replace(config, speculative=speculative)

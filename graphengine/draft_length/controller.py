@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from graphengine.checks import check_integer
 from graphengine.draft_length.hindsight import Hindsight
 from graphengine.draft_length.policy import Batch, FixedLength, Policy
 from graphengine.model_runner import tier_of
@@ -43,9 +44,7 @@ class DraftLength:
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        most = self._lengths[-1]
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= most:
-            raise ValueError(f"draft_limit={limit!r}: expected an integer from 0 to {most}")
+        check_integer("draft_limit", limit, 0, self.most)
         self._limit = limit
 
     def ladder(self, running: Iterable[Request]) -> list[int]:

@@ -7,7 +7,10 @@ drafts would pay again while they are off. A function of what it was told: no cl
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Final
 
 from graphengine.draft_length.acceptance import Acceptance, expected_tokens
@@ -53,12 +56,12 @@ class MeasuredLength:
 
     def longest(self, batch: Batch) -> int:
         """Longest draft of the next step: the best, or a probe while that is none."""
-        num_reqs = batch.num_reqs
+        num_reqs, lengths = batch.num_reqs, self._lengths
+        self._is_off = self._is_probe = False
         if num_reqs == 0:
-            return self._lengths[-1]
-        lengths = self._lengths
+            return lengths[-1]
         speeds = self._speeds(batch, [lengths[-1]] * num_reqs, lengths)
-        best = max(range(len(lengths)), key=lambda place: (speeds[place], -place))
+        best = speeds.index(max(speeds))
         last = self._in_use.get(num_reqs, best)
         if best > last and speeds[best] < MARGIN * speeds[last]:
             best = last
@@ -69,13 +72,14 @@ class MeasuredLength:
 
     def _may_probe(self, batch: Batch) -> bool:
         """Whether there is time for a probe, and the best that it may find would pay."""
+        if self._saved <= 0 and self._num_probed == 0:
+            return False
         self._num_reqs = batch.num_reqs
         seconds = self._costs.seconds(batch.num_reqs, self._lengths, batch.tier)
         prices = [one / seconds[0] for one in seconds]
         self._price = prices[1]
         tokens = expected_tokens([BEST_RATE] * self._lengths[-1])
-        could_pay = any(tokens[k] > price for k, price in zip(self._lengths, prices, strict=True))
-        return could_pay and (self._saved > 0 or self._num_probed > 0)
+        return any(tokens[k] > price for k, price in zip(self._lengths, prices, strict=True))
 
     def allowances(self, batch: Batch, longest: int) -> list[int]:
         """Drafts that have a chance; always the first, which costs nothing and tells something."""
@@ -83,17 +87,17 @@ class MeasuredLength:
             first, num_reqs = self._turn, batch.num_reqs
             places = [(place - first) % num_reqs for place in range(num_reqs)]
             return [longest if place < max(1, self._num_probed) else 0 for place in places]
-        return [self._promising(request_id, longest) for request_id in batch.request_ids]
+        overall = self._overall()
+        return [self._promising(self._rates(one, overall), longest) for one in batch.request_ids]
 
     def worthwhile(self, batch: Batch, lengths: Sequence[int]) -> list[int]:
         """The drafts cut to the length at which the step emits most a second."""
         longest = max(lengths, default=0)
         if longest == 0:
             return list(lengths)
-        choices = [length for length in self._lengths if length < longest]
-        choices.append(next(length for length in self._lengths if length >= longest))
+        choices = self._lengths[: bisect_left(self._lengths, longest) + 1]
         speeds = self._speeds(batch, lengths, choices)
-        best = choices[max(range(len(choices)), key=lambda place: (speeds[place], -place))]
+        best = choices[speeds.index(max(speeds))]
         return [min(length, best) for length in lengths]
 
     def may_listen(self) -> bool:
@@ -137,14 +141,10 @@ class MeasuredLength:
         known = self._requests.get(request_id)
         return list(overall) if known is None else known.rates(overall, OVERALL_WEIGHT)
 
-    def _promising(self, request_id: str, longest: int) -> int:
-        chance, count = 1.0, 0
-        for rate in self._rates(request_id, self._overall()):
-            chance *= rate
-            if chance < LEAST_CHANCE or count == longest:
-                break
-            count += 1
-        return max(1, count) if longest else 0
+    def _promising(self, rates: Sequence[float], longest: int) -> int:
+        """How many drafts have a chance, the first in any case."""
+        chances: list[float] = list(accumulate(rates[:longest], mul))
+        return max(sum(chance >= LEAST_CHANCE for chance in chances), min(1, longest))
 
     def _overall(self) -> list[float]:
         return self._all.rates(None, GUESS_WEIGHT)

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+LOW_ACCEPTANCE: Final = 0.4  # of `Threshold`
+RULE_WINDOW: Final = 64  # steps over which it is averaged
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -105,10 +108,6 @@ class LengthByBatch(Rule):
     def longest(self, batch: Batch) -> int:
         place = bisect_right(self._sizes, max(1, batch.num_reqs)) - 1
         return self._lengths[place]
-
-
-LOW_ACCEPTANCE: Final = 0.4
-RULE_WINDOW: Final = 64  # drafts over which acceptance is averaged
 
 
 class Threshold(Rule):
