@@ -163,8 +163,7 @@ def check_compile_mode(capture: CaptureConfig, device: torch.device) -> None:
 def resolve_dtype(asked: str, checkpoint: torch.dtype) -> torch.dtype:
     """Dtype of matrices and KV: the checkpoint's for `auto`; float16 is kept as bfloat16 on CPU.
 
-    The CPU kernels widen bf16 to fp32 as they load it, on any CPU, so bf16 needs no native support
-    here.
+    bf16 needs no native support: where the CPU has none, the kernels widen it as they load it.
     """
     if asked == "auto":
         return torch.bfloat16 if checkpoint == torch.float16 else checkpoint

@@ -29,7 +29,8 @@ class LLM:
         model: a Hugging Face directory (config.json, safetensors, tokenizer files), a .gguf file,
             or `smollm2-135m`.
         dtype: of weights and KV cache: `auto` (the checkpoint's; bfloat16 for GGUF and for
-            float16), `bfloat16` or `float32`. Arithmetic and logits are float32 on CPU.
+            float16), `bfloat16` or `float32`. Sums and logits are float32 on CPU; rows that meet
+            a bfloat16 matrix are rounded to it where the CPU multiplies such pairs (AVX512_BF16).
         device: `auto` (CUDA where there is a device), `cpu` or `cuda`.
         max_model_len: context limit in tokens, prompt and output together; None: the checkpoint's,
             at most 8192.

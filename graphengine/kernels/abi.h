@@ -93,3 +93,4 @@ EXPORT void choose_drafts(int32_t* chosen, int32_t* drafts, float* probs, float*
                           int64_t target_vocab, int64_t query_len, int64_t step, int64_t sampling);
 EXPORT void run_calls(const int64_t* program, int64_t n_calls);
 EXPORT int64_t vector_lanes();
+EXPORT int64_t rounds_activations();

@@ -138,8 +138,9 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
         symbol.argtypes = [
             ctypes.c_void_p if kind == "pointer" else ctypes.c_int64 for kind in function.kinds
         ]
-    library.vector_lanes.restype = ctypes.c_int64
-    library.vector_lanes.argtypes = []
+    for fact in (library.vector_lanes, library.rounds_activations):
+        fact.restype = ctypes.c_int64
+        fact.argtypes = []
     return library
 
 

@@ -24,6 +24,9 @@ constexpr int64_t kFewTiles = 4;       // up to here a block of weights is kept 
 constexpr int64_t kPrefetchTiles = 12; // beyond, arithmetic hides the memory by itself
 constexpr int64_t kLead = 512;         // bytes that a prefetch runs ahead of the next tile's start
 
+template <typename W>
+using Value = typename Operand<W>::Value;
+
 struct Store {
   float* out;
   int64_t ld;
@@ -49,7 +52,7 @@ struct Weights {
 
 // MR rows of x over a run of weight rows.
 template <typename W, int MR>
-void row_tile(const float* x, const Weights<W>& run, const Store& store, Ahead ahead) {
+void row_tile(const Value<W>* x, const Weights<W>& run, const Store& store, Ahead ahead) {
   constexpr int NR = kTileWidth[MR];
   int64_t K = run.K, n = 0;
   for (; n + NR <= run.N; n += NR) {
@@ -61,7 +64,7 @@ void row_tile(const float* x, const Weights<W>& run, const Store& store, Ahead a
 }
 
 template <typename W>
-void any_row_tile(int64_t rows, const float* x, const Weights<W>& run, const Store& store,
+void any_row_tile(int64_t rows, const Value<W>* x, const Weights<W>& run, const Store& store,
                   Ahead ahead) {
   switch (rows) {
     case 1: return row_tile<W, 1>(x, run, store, ahead);
@@ -83,7 +86,7 @@ const char* bytes(const W* p) {
 
 // One tile of rows: the weights stream by; while a panel is multiplied the next one is fetched.
 template <typename W>
-void stream(const float* x, const Weights<W>& run, const Store& store, int64_t M) {
+void stream(const Value<W>* x, const Weights<W>& run, const Store& store, int64_t M) {
   int64_t panel = kTileWidth[M], body = run.N > panel ? run.N - panel : 0;
   body = body / panel * panel;
   Weights<W> head{run.w, body, run.K, nullptr};
@@ -94,7 +97,7 @@ void stream(const float* x, const Weights<W>& run, const Store& store, int64_t M
 
 // Several tiles of rows: each passes over a block of weights and fetches its slice of the next block.
 template <typename W>
-void block_by_block(const float* x, const Weights<W>& run, const Store& store, int64_t M,
+void block_by_block(const Value<W>* x, const Weights<W>& run, const Store& store, int64_t M,
                     int64_t tiles) {
   int64_t block = tiles <= kFewTiles ? kSmallBlock : kLargeBlock, K = run.K;
   for (int64_t n = 0; n < run.N; n += block) {
@@ -111,7 +114,7 @@ void block_by_block(const float* x, const Weights<W>& run, const Store& store, i
 }
 
 template <typename W>
-void multiply(const float* x, const Weights<W>& run, const Store& store, int64_t M) {
+void multiply(const Value<W>* x, const Weights<W>& run, const Store& store, int64_t M) {
   int64_t tiles = (M + kMaxTileRows - 1) / kMaxTileRows;
   if (tiles == 1) {
     stream(x, run, store, M);
@@ -120,7 +123,8 @@ void multiply(const float* x, const Weights<W>& run, const Store& store, int64_t
   }
 }
 
-constexpr int64_t kShare = 24;  // weight rows that a thread's share is a multiple of
+constexpr int64_t kShare = 24;   // weight rows that a thread's share is a multiple of
+constexpr int64_t kStaged = 128;  // rows of x that are staged at a time: L2 holds them
 
 template <typename W>
 void linear(float* out, const float* x, const W* w, const float* bias, int64_t M, int64_t N,
@@ -131,7 +135,11 @@ void linear(float* out, const float* x, const W* w, const float* bias, int64_t M
     if (n1 > N) n1 = N;
     if (n0 >= n1) return;
     Weights<W> run{w + n0 * K, n1 - n0, K, w + n1 * K};
-    multiply(x, run, Store{out, N, bias, accumulate}.at(0, n0), M);
+    Store store = Store{out, N, bias, accumulate}.at(0, n0);
+    for (int64_t m = 0; m < M; m += kStaged) {
+      int64_t rows = M - m < kStaged ? M - m : kStaged;
+      multiply(Operand<W>::stage(x + m * K, rows * K), run, store.at(m, 0), rows);
+    }
   });
 }
 
@@ -158,13 +166,14 @@ void gate_up(float* out, const float* x, const W* w, int64_t M, int64_t I, int64
     alignas(64) float gate[kRows * kWidth], up[kRows * kWidth];
     for (int64_t m = 0; m < M; m += kRows) {
       int64_t rows = M - m < kRows ? M - m : kRows;
+      const Value<W>* staged = Operand<W>::stage(x + m * K, rows * K);
       for (int64_t i = team.begin(units) * kWidth; i < team.end(units) * kWidth && i < I;
            i += kWidth) {
         int64_t width = I - i < kWidth ? I - i : kWidth;
         const W *gates = w + i * K, *ups = w + (I + i) * K;
-        multiply(x + m * K, Weights<W>{gates, width, K, ups}, Store{gate, kWidth, nullptr, false},
+        multiply(staged, Weights<W>{gates, width, K, ups}, Store{gate, kWidth, nullptr, false},
                  rows);
-        multiply(x + m * K, Weights<W>{ups, width, K, gates + width * K},
+        multiply(staged, Weights<W>{ups, width, K, gates + width * K},
                  Store{up, kWidth, nullptr, false}, rows);
         for (int64_t r = 0; r < rows; r++)
           silu_multiply(out + (m + r) * I + i, gate + r * kWidth, up + r * kWidth, width);
@@ -185,3 +194,6 @@ void gate_up(float* out, const float* x, const W* w, int64_t M, int64_t I, int64
   }
 DEFINE(bf16, bf16)
 DEFINE(float, f32)
+
+// Whether a product with bf16 weights takes its rows as bf16.
+int64_t rounds_activations() { return sizeof(Value<bf16>) == sizeof(bf16); }

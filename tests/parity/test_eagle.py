@@ -167,4 +167,4 @@ def test_bfloat16(name: str, target: Path, model: Any, tmp_path: Path) -> None:
     config = {**LAYER, **asdict(head)}
     reference = reference_of(config, tensors, rounded)
     chains = run(target, tmp_path, Setup(k=4, graph="eager", numerics="fast", dtype="bfloat16"))
-    check(chains, reference, rounded.double(), list(head.aux), 0.15)
+    check(chains, reference, rounded.double(), list(head.aux), 0.25)  # rows may be rounded, too

@@ -64,8 +64,12 @@ def serve(
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sizes", [EXACT, ROUNDED], ids=["exact", "rounded"])
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    # Rows of other scales round to other bf16 values, so near ties of the rounded shape may flip.
+    [(EXACT, "float32"), (EXACT, "bfloat16"), (ROUNDED, "float32")],
+    ids=["exact", "exact-bfloat16", "rounded"],
+)
 def test_an_inflated_target_emits_the_same_tokens(
     sizes: Sizes, dtype: str, inflated: dict[Sizes, Path]
 ) -> None:

@@ -80,6 +80,11 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
 
+    def operand(self, x: Tensor, w: Tensor) -> Tensor:
+        """The rows of x as a product with w takes them."""
+        rounds = w.dtype is torch.bfloat16 and self.library.rounds_activations()
+        return x.bfloat16().float() if rounds else x
+
     def call(self, name: str, *arguments: Tensor | int | None) -> None:
         getattr(self.library, name)(*words(*arguments))
 

@@ -8,7 +8,9 @@ from graphengine.kernels.build import build
 from graphengine.kernels.library import bind, load
 from tests.graphengine.kernels.calls import Kernels
 
-PORTABLE = ("-mno-avx", "-O2") if platform.machine() == "x86_64" else ()
+X86 = platform.machine() == "x86_64"
+PORTABLE = ("-mno-avx", "-O2") if X86 else ()
+FLOATS = ("-mno-avx512bf16",) if X86 else ()
 
 
 @pytest.fixture(scope="session", params=["native", "portable"])
