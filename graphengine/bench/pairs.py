@@ -1,21 +1,28 @@
 """Pairs: the same batch with speculation off and on, one right after the other in one engine.
 
-Owns the order (which side goes first alternates, so that drift hits both alike) and the comparison
-of the two token streams.
+Owns the order (which side goes first alternates, so that drift hits both alike), what "on" is (a
+fixed draft length, or the engine's own policy) and the comparison of the two token streams.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
 from graphengine.bench.measure import BatchRun, run_batch
-from graphengine.bench.workloads import Workloads, batches, encode
+from graphengine.bench.ratios import median_interval
+from graphengine.bench.workloads import Prompt, Workloads, batches, encode
+from graphengine.draft_length.policy import FixedLength
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
+
+OWN: Final = "adaptive"  # in place of a draft length: whatever the engine's policy chooses
+DraftLengthChoice = int | str  # a fixed length, or OWN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +47,13 @@ class Pair:
 
     workload: str
     prompt_ids: list[str]
-    k: int
+    k: DraftLengthChoice
     round: int
     off_first: bool
+    is_sampled: bool  # each round with seeds of its own
     off: BatchRun
     on: BatchRun
-    difference: Difference | None
+    difference: Difference | None  # not looked for where only the distribution is to be the same
 
     @property
     def batch_size(self) -> int:
@@ -65,6 +73,7 @@ class Pair:
             "k": self.k,
             "round": self.round,
             "off_first": self.off_first,
+            "is_sampled": self.is_sampled,
             "off": _run_json(self.off),
             "on": _run_json(self.on),
             "ratio": self.ratio,
@@ -85,24 +94,56 @@ def _run_json(run: BatchRun) -> dict[str, Any]:
     }
 
 
+def independent_ratios(pairs: Sequence[Pair]) -> list[float]:
+    """One paired ratio a batch, the median over its rounds.
+
+    Repeating a batch says nothing new about other prompts, so rounds must not narrow an interval
+    over them. Where there is one batch only, its rounds are the values, and the interval is about
+    the noise of the machine alone. Rounds of sampled answers are answers of their own.
+    """
+    rounds: dict[tuple[object, ...], list[float]] = {}
+    for pair in pairs:
+        if pair.ratio is not None:
+            key = (*pair.prompt_ids, pair.round if pair.is_sampled else None)
+            rounds.setdefault(key, []).append(pair.ratio)
+    if len(rounds) == 1:
+        return next(iter(rounds.values()))
+    return [median(ratios) for ratios in rounds.values()]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairPlan:
-    """Which pairs to run."""
+    """Which pairs to run.
+
+    Attributes:
+        rounds: of every pair; with `half_width`, the most of them.
+        half_width: of the 95 % interval, as a share of the median, that ends the rounds of a
+            workload, batch size and draft length; None: all rounds.
+    """
 
     workloads: Workloads
     batch_sizes: Sequence[int]
-    draft_lengths: Sequence[int]
+    draft_lengths: Sequence[DraftLengthChoice]
     rounds: int
     max_tokens: int
+    half_width: float | None = None
 
     @property
     def num_pairs(self) -> int:
+        """Most pairs that there will be."""
         cells = sum(
             len(batches(prompts, size))
             for prompts in self.workloads.values()
             for size in self.batch_sizes
         )
         return cells * len(self.draft_lengths) * self.rounds
+
+    def is_precise(self, pairs: Sequence[Pair]) -> bool:
+        """Whether these need no more rounds."""
+        ratios = independent_ratios(pairs)
+        if self.half_width is None or not ratios:
+            return False
+        return median_interval(ratios).half_width <= self.half_width
 
 
 class PairRunner:
@@ -121,24 +162,20 @@ class PairRunner:
             raise ValueError("speculation is off: there is nothing to compare; pass --speculate")
         assert not engine.config.cache.enable_prefix_caching, "prefix caching would favour a side"
         self.engine = engine
-        self._params = SamplingParams(max_tokens=max_tokens)
-        self._num_pairs: Counter[tuple[int, int]] = Counter()  # by k and round
+        assert engine.resolved.speculative is not None, "there is a proposer"
+        self._speculative = engine.resolved.speculative
+        self._max_tokens = max_tokens
+        self._num_pairs: Counter[tuple[DraftLengthChoice, int]] = Counter()  # by k and round
 
-    def warm_up(self, prompt: Sequence[int]) -> None:
+    def warm_up(self, prompt: Prompt) -> None:
         """A short run of both sides, thrown away."""
-        params = SamplingParams(max_tokens=8)
-        for limit in (0, self.engine.resolved.sizes.max_draft_tokens):
-            self.engine.draft_limit = limit
-            run_batch(self.engine, [prompt], params)
+        ids = encode(self.engine.tokenizer, prompt)
+        for k in (0, self.engine.resolved.sizes.max_draft_tokens):
+            with self._drafting(k):
+                run_batch(self.engine, [ids], SamplingParams(max_tokens=8))
 
     def run(
-        self,
-        workload: str,
-        prompt_ids: Sequence[str],
-        prompts: Sequence[Sequence[int]],
-        *,
-        k: int,
-        round: int = 0,
+        self, workload: str, prompts: Sequence[Prompt], *, k: DraftLengthChoice, round: int = 0
     ) -> Pair:
         """Run one batch off and on.
 
@@ -146,35 +183,65 @@ class PairRunner:
         """
         off_first = (self._num_pairs[k, round] + round) % 2 == 0
         self._num_pairs[k, round] += 1
-        runs: dict[int, BatchRun] = {}
-        for limit in (0, k) if off_first else (k, 0):
-            self.engine.draft_limit = limit
-            runs[limit] = run_batch(self.engine, prompts, self._params)
-        off, on = runs[0], runs[k]
+        ids = [encode(self.engine.tokenizer, prompt) for prompt in prompts]
+        params = [self._params(prompt, round) for prompt in prompts]
+        runs: dict[DraftLengthChoice, BatchRun] = {}
+        for side in (0, k) if off_first else (k, 0):
+            with self._drafting(side):
+                runs[side] = run_batch(self.engine, ids, params)
+        names = [prompt.id for prompt in prompts]
+        is_sampled = any(prompt.temperature for prompt in prompts)
+        is_exact = not is_sampled or self._speculative.verification == "exact"
+        off, on = runs[0].token_ids, runs[k].token_ids
         return Pair(
             workload=workload,
-            prompt_ids=list(prompt_ids),
+            prompt_ids=names,
             k=k,
             round=round,
             off_first=off_first,
-            off=off,
-            on=on,
-            difference=first_difference(prompt_ids, off.token_ids, on.token_ids),
+            is_sampled=is_sampled,
+            off=runs[0],
+            on=runs[k],
+            difference=first_difference(names, off, on) if is_exact else None,
         )
 
     def run_plan(self, plan: PairPlan, progress: Callable[[], None] = lambda: None) -> list[Pair]:
         """Run every pair of a plan, rounds outermost; `progress` is called after each."""
-        pairs = []
+        cells: dict[tuple[str, int, DraftLengthChoice], list[Pair]] = {}
         for round_number in range(plan.rounds):
             for workload, prompts in plan.workloads.items():
                 for size in plan.batch_sizes:
+                    wanted = [
+                        (k, pairs)
+                        for k in plan.draft_lengths
+                        for pairs in [cells.setdefault((workload, size, k), [])]
+                        if not plan.is_precise(pairs)
+                    ]
                     for batch in batches(prompts, size):
-                        ids = [encode(self.engine.tokenizer, prompt) for prompt in batch]
-                        for k in plan.draft_lengths:
-                            names = [prompt.id for prompt in batch]
-                            pairs.append(self.run(workload, names, ids, k=k, round=round_number))
+                        for k, pairs in wanted:
+                            pairs.append(self.run(workload, batch, k=k, round=round_number))
                             progress()
-        return pairs
+        return [pair for pairs in cells.values() for pair in pairs]
+
+    @contextmanager
+    def _drafting(self, k: DraftLengthChoice) -> Iterator[None]:
+        """Draft at a fixed length meanwhile, or as the engine's own policy says."""
+        length = self.engine.drafting.length
+        policy, length.limit = length.policy, length.most
+        if k != OWN:
+            assert isinstance(k, int), f"k={k!r}: expected a length or {OWN!r}"
+            length.policy = FixedLength(k)
+        try:
+            yield
+        finally:
+            length.policy = policy
+
+    def _params(self, prompt: Prompt, round: int) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self._max_tokens,
+            temperature=prompt.temperature,
+            seed=round if prompt.temperature else None,
+        )
 
 
 def first_difference(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, isfinite
+from math import comb, inf, isfinite
 from statistics import median
 
 CONFIDENCE = 0.95
@@ -22,6 +22,13 @@ class Interval:
     high: float
     coverage: float  # at least 0.95, except where there are fewer than six values
     num_values: int
+
+    @property
+    def half_width(self) -> float:
+        """The farther bound from the median, as a share of it; infinite below the coverage."""
+        if self.coverage < CONFIDENCE:
+            return inf
+        return max(self.high - self.median, self.median - self.low) / self.median
 
     @property
     def bounds(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from graphengine.bench.pairs import Pair
+from graphengine.bench.pairs import DraftLengthChoice, Pair, independent_ratios
 from graphengine.bench.peer import PeerRound
 from graphengine.bench.ratios import Interval, median_interval
 from graphengine.bench.steps import StepTime
@@ -25,7 +25,7 @@ class Summary:
 
     workload: str
     batch_size: int
-    k: int
+    k: DraftLengthChoice
     num_pairs: int
     num_identical: int
     off_rate: float  # median decode tokens/s over the pairs; 0.0: no pair has a decode window
@@ -37,7 +37,7 @@ class Summary:
 
 def summarise(pairs: Sequence[Pair]) -> list[Summary]:
     """One summary a (workload, batch size, k), in the order of first appearance."""
-    groups: dict[tuple[str, int, int], list[Pair]] = {}
+    groups: dict[tuple[str, int, DraftLengthChoice], list[Pair]] = {}
     for pair in pairs:
         groups.setdefault((pair.workload, pair.batch_size, pair.k), []).append(pair)
     return [_summary(group) for group in groups.values()]
@@ -59,22 +59,6 @@ def _summary(pairs: Sequence[Pair]) -> Summary:
         acceptance_rate=sum(p.on.num_accepted_tokens for p in pairs) / drafted if drafted else 0.0,
         mean_acceptance_length=sum(p.on.num_tokens for p in pairs) / steps if steps else 0.0,
     )
-
-
-def independent_ratios(pairs: Sequence[Pair]) -> list[float]:
-    """One paired ratio a batch, the median over its rounds.
-
-    Repeating a batch says nothing new about other prompts, so rounds must not narrow an interval
-    over them. Where there is one batch only, its rounds are the values, and the interval is about
-    the noise of the machine alone.
-    """
-    rounds: dict[tuple[str, ...], list[float]] = {}
-    for pair in pairs:
-        if pair.ratio is not None:
-            rounds.setdefault(tuple(pair.prompt_ids), []).append(pair.ratio)
-    if len(rounds) == 1:
-        return next(iter(rounds.values()))
-    return [median(ratios) for ratios in rounds.values()]
 
 
 def _median_rate(rates: Sequence[float]) -> float:

@@ -1,7 +1,8 @@
 """Prompt lists: what is measured.
 
 Owns the JSON format: `{"workload": [{"id", "kind", "chat", "text"}, ...]}`, or one such list, whose
-entries are grouped by kind. Knows nothing of engines but their tokenizer.
+entries are grouped by kind. An entry may have `token_ids` in place of `chat` and `text`, and a
+`temperature`. Knows nothing of engines but their tokenizer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from graphengine.models.tokenizer import Tokenizer
 
-_FIELDS = {"id": str, "kind": str, "chat": bool, "text": str}
+_TEXT = {"id": str, "kind": str, "chat": bool, "text": str}
+_IDS = {"id": str, "kind": str, "token_ids": list}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +25,10 @@ class Prompt:
 
     id: str
     kind: str
-    chat: bool
-    text: str
+    chat: bool = False
+    text: str = ""
+    token_ids: Sequence[int] = ()  # the prompt itself, in place of a text
+    temperature: float = 0.0  # at which it is to be answered
 
 
 Workloads = Mapping[str, Sequence[Prompt]]
@@ -69,14 +73,24 @@ def load_all(paths: Sequence[Path]) -> dict[str, list[Prompt]]:
 
 
 def _prompt(path: Path, entry: Any) -> Prompt:
-    if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
-        raise ValueError(f"prompts {path}: an entry must have exactly {', '.join(_FIELDS)}")
-    for name, kind in _FIELDS.items():
-        if not isinstance(entry[name], kind) or entry[name] == "":
+    expected = _IDS if isinstance(entry, dict) and "token_ids" in entry else _TEXT
+    if not isinstance(entry, dict) or set(entry) - {"temperature"} != set(expected):
+        raise ValueError(
+            f"prompts {path}: an entry must have exactly {', '.join(_TEXT)}, or "
+            f"{', '.join(_IDS)}, and may have temperature"
+        )
+    for name, kind in expected.items():
+        if not isinstance(entry[name], kind) or entry[name] in ("", []):
+            allowed = {bool: "true or false", list: "a non-empty list of token ids"}
             raise ValueError(
-                f"prompts {path}: entry {entry['id']!r}: {name}={entry[name]!r} is not a "
-                f"{'non-empty string' if kind is str else 'true or false'}"
+                f"prompts {path}: entry {entry['id']!r}: {name}={entry[name]!r} is not "
+                f"{allowed.get(kind, 'a non-empty string')}"
             )
+    temperature = entry.get("temperature", 0.0)
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        raise ValueError(
+            f"prompts {path}: entry {entry['id']!r}: temperature={temperature!r} is not a number"
+        )
     return Prompt(**entry)
 
 
@@ -86,6 +100,8 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
     Raises:
         ValueError: no tokenizer, or a chat prompt for a tokenizer without a chat template.
     """
+    if prompt.token_ids:
+        return list(prompt.token_ids)
     if tokenizer is None:
         raise ValueError("the checkpoint has no tokenizer, so it cannot read prompts")
     if prompt.chat:

@@ -16,7 +16,7 @@ import typer
 
 from capture.shapes import DEFAULT_DRAFT_LENGTHS
 from graphengine.bench import environment, report
-from graphengine.bench.pairs import Pair, PairPlan, PairRunner
+from graphengine.bench.pairs import OWN, DraftLengthChoice, Pair, PairPlan, PairRunner
 from graphengine.bench.peer import PEERS, Peer, PeerRound, run_rounds
 from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.steps import StepTime, step_times
@@ -52,11 +52,18 @@ class BenchOptions:
         str | None,
         typer.Option(
             "--k",
-            help="Draft lengths, comma-separated. Default: that of --speculate.",
+            help="Fixed draft lengths; `adaptive`, the default: what --adaptive says.",
             metavar="K,...",
         ),
     ] = None
     rounds: Annotated[int, typer.Option(help="Pairs of each batch; 0: no pairs.", min=0)] = 3
+    half_width: Annotated[
+        float | None,
+        typer.Option(
+            help="End a row's rounds once its 95 % interval is within this share of the median.",
+            min=0.0,
+        ),
+    ] = None
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=2)] = 128
     replays: Annotated[
         int, typer.Option(help="Replays of each step time; 0: no step times.", min=0)
@@ -89,6 +96,7 @@ def bench(*, model: Model = DEMO_MODEL, wanted: BenchOptions, options: EngineOpt
         draft_lengths=lengths,
         rounds=wanted.rounds,
         max_tokens=wanted.max_tokens,
+        half_width=wanted.half_width,
     )
     measured = Measured(pairs=[], steps=[], rounds=[])
     with closing(open_engine(model, config)) as engine:
@@ -134,12 +142,12 @@ def _measure(measured: Measured, engine: Engine, plan: PairPlan, replays: int) -
 
 def bench_config(
     config: EngineConfig, lengths: str | None, max_batch: int
-) -> tuple[EngineConfig, list[int]]:
+) -> tuple[EngineConfig, list[DraftLengthChoice]]:
     """The engine for the draft lengths asked for, and these lengths; each is a cell of its own.
 
     Args:
         config: with speculation on.
-        lengths: `--k`; None: the configuration's own.
+        lengths: `--k`; None: what the configuration's own policy chooses.
         max_batch: the largest of `--batch`.
 
     Raises:
@@ -147,24 +155,39 @@ def bench_config(
     """
     speculative = config.speculative
     assert isinstance(speculative, SpeculativeConfig), "off has no draft length"
-    numbers = [speculative.max_draft_tokens]
-    if lengths is not None:
-        numbers = parse_numbers("--k", lengths, minimum=1)
+    choices = _choices(lengths, speculative)
     if max_batch > config.max_num_seqs:
         raise ValueError(
             f"--batch {max_batch} is above --max-num-seqs {config.max_num_seqs}; raise the latter"
         )
-    longest = max(numbers)
+    numbers = [choice for choice in choices if isinstance(choice, int)]
+    longest = max(numbers) if OWN not in choices else max(speculative.max_draft_tokens, *numbers, 0)
     ladder = config.capture.draft_lengths or DEFAULT_DRAFT_LENGTHS
-    ladder = tuple(sorted({0, *numbers, *(length for length in ladder if length <= longest)}))
+    ladder = tuple(
+        sorted({0, longest, *numbers, *(length for length in ladder if length <= longest)})
+    )
     return (
         replace(
             config,
             speculative=replace(speculative, max_draft_tokens=longest),
             capture=replace(config.capture, draft_lengths=ladder),
         ),
-        numbers,
+        choices,
     )
+
+
+def _choices(lengths: str | None, speculative: SpeculativeConfig) -> list[DraftLengthChoice]:
+    own = OWN if speculative.adaptive is not False else speculative.max_draft_tokens
+    if lengths is None:
+        return [own]
+    parts = [part.strip() for part in lengths.split(",")]
+    if OWN in parts and own != OWN:
+        raise ValueError(f"--k {lengths!r}: there is nothing adaptive with --adaptive off")
+    numbers = ",".join(part for part in parts if part != OWN)
+    fixed: list[DraftLengthChoice] = []
+    if numbers or OWN not in parts:
+        fixed.extend(parse_numbers("--k", numbers or lengths, minimum=1))
+    return [*fixed, OWN] if OWN in parts else fixed
 
 
 def parse_numbers(flag: str, text: str, *, minimum: int) -> list[int]:
@@ -189,7 +212,7 @@ def _select(found: dict[str, list[Prompt]], names: list[str] | None) -> dict[str
 def _pairs(engine: Engine, plan: PairPlan) -> list[Pair]:
     runner = PairRunner(engine, max_tokens=plan.max_tokens)
     first = next(iter(plan.workloads.values()))[0]
-    runner.warm_up(encode(engine.tokenizer, first))
+    runner.warm_up(first)
     with counting("measuring pairs", plan.num_pairs) as progress:
         return runner.run_plan(plan, progress)
 

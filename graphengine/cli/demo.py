@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graphengine.bench.pairs import Pair, PairRunner
+from graphengine.bench.pairs import OWN, Pair, PairRunner
 from graphengine.bench.report import rate_text
-from graphengine.bench.workloads import Prompt, encode, load_workloads
+from graphengine.bench.workloads import Prompt, load_workloads
 from graphengine.cli import drafts
 from graphengine.cli.console import has_colour, note, stdout
 from graphengine.cli.options import EngineOptions, Model, command, open_engine
@@ -46,7 +46,7 @@ def demo(
         if has_colour(console):
             print(drafts.legend(colour=True))
         runner = PairRunner(engine, max_tokens=max_tokens)
-        runner.warm_up(encode(engine.tokenizer, prompts[0]))
+        runner.warm_up(prompts[0])
         pairs = [_answer(console, runner, prompt, rounds) for prompt in prompts]
         _print_table(console, pairs)
         _print_steps(console, engine)
@@ -58,13 +58,9 @@ def demo(
 def _answer(console: Console, runner: PairRunner, prompt: Prompt, rounds: int) -> list[Pair]:
     """Run a prompt's pairs and print its answer once."""
     engine = runner.engine
-    assert engine.tokenizer is not None, "the prompt was encoded with it"
-    k = engine.resolved.sizes.max_draft_tokens
-    ids = encode(engine.tokenizer, prompt)
+    assert engine.tokenizer is not None, "the warm-up encoded a prompt with it"
     console.print(f"\n[bold]{escape(prompt.id)}[/bold]  {escape(_excerpt(prompt.text))}")
-    pairs = [
-        runner.run(prompt.kind, [prompt.id], [ids], k=k, round=number) for number in range(rounds)
-    ]
+    pairs = [runner.run(prompt.kind, [prompt], k=OWN, round=number) for number in range(rounds)]
     run = pairs[0].on
     if has_colour(console):
         print(drafts.paint(engine.tokenizer, run.token_ids[0], run.token_origins[0]))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from graphengine.bench.workloads import load_workloads
+
 _IDENTITY_KINDS = {"code": 20, "prose": 20, "chat": 20, "list": 20, "copy_edit": 20}
 _BENCH_SIZES = {"copy_edit": 10, "code_continuation": 10, "story": 12, "chat": 10}
 
@@ -33,7 +35,7 @@ def lists(repo_root: Path) -> dict[str, list[dict[str, Any]]]:
 def test_lists_are_frozen(repo_root: Path) -> None:
     """Guards against prompts edited until they give a better number."""
     sums = (repo_root / "profiles/prompts/SHA256SUMS").read_text()
-    assert len(sums.splitlines()) == 4
+    assert len(sums.splitlines()) == 5
     assert not _changed(repo_root, sums)
 
 
@@ -53,6 +55,20 @@ def test_sizes(lists: dict[str, list[dict[str, Any]]]) -> None:
     assert len(lists.pop("held_out")) == 24
     assert {kind: len(entries) for kind, entries in lists.items()} == _BENCH_SIZES
     assert all(entry["kind"] == kind for kind, entries in lists.items() for entry in entries)
+
+
+def test_the_load_fills_the_largest_batch(repo_root: Path) -> None:
+    """Guards against a batch of 16 in which some answers are the same."""
+    load = load_workloads(repo_root / "profiles/prompts/load.json")
+    assert {name: len(prompts) for name, prompts in load.items()} == dict.fromkeys(
+        ("open", "random_ids", "random_ids_hot", "mixed"), 16
+    )
+    for prompts in load.values():
+        assert len({(one.text, tuple(one.token_ids)) for one in prompts}) == 16
+    assert {one.temperature for one in load["open"]} == {1.5}
+    assert Counter(one.kind for one in load["mixed"]) == dict.fromkeys(
+        ("copy_edit", "code_continuation", "chat", "open"), 4
+    )
 
 
 def test_entries(lists: dict[str, list[dict[str, Any]]]) -> None:

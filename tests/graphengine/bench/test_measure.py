@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from graphengine.bench.measure import run_batch
-from graphengine.bench.pairs import Difference, PairPlan, PairRunner, first_difference
+from graphengine.bench.pairs import OWN, Difference, PairPlan, PairRunner, first_difference
 from graphengine.bench.report import as_json, summarise
 from graphengine.bench.steps import step_times
 from graphengine.bench.workloads import Prompt
@@ -159,6 +159,47 @@ def test_rounds_do_not_narrow_an_interval_over_prompts(engine: Engine) -> None:
 
     assert interval(2) == (2, 0.5)
     assert interval(1) == (3, 0.75)  # one prompt: the noise of its rounds
+
+
+def test_rounds_of_sampled_answers_are_answers_of_their_own(engine: Engine) -> None:
+    """Guards against seeds that repeat, and against a workload that is measured greedily."""
+    prompt = Prompt(id="p", kind="a", text="some text", temperature=1.5)
+    plan = PairPlan(
+        workloads={"w": [prompt]}, batch_sizes=[1], draft_lengths=[2], rounds=3, max_tokens=8
+    )
+    pairs = PairRunner(engine, max_tokens=8).run_plan(plan)
+    answers = {tuple(pair.off.token_ids[0]) for pair in pairs}
+    assert len(answers) == 3
+    assert all(pair.difference is None and pair.is_sampled for pair in pairs)
+
+
+def test_rounds_end_when_the_interval_is_narrow_enough(engine: Engine) -> None:
+    """Guards against endless rounds, and against an end before there are values for an interval."""
+    prompt = Prompt(id="p", kind="a", text="some text")
+    wide = PairPlan(
+        workloads={"w": [prompt]},
+        batch_sizes=[1],
+        draft_lengths=[2, OWN],
+        rounds=9,
+        max_tokens=8,
+        half_width=1e9,
+    )
+    runner = PairRunner(engine, max_tokens=8)
+    pairs = runner.run_plan(wide)
+    assert [pair.k for pair in pairs] == [2] * 6 + [OWN] * 6  # six values make an interval
+    assert len(runner.run_plan(replace(wide, half_width=0.0))) == 18
+
+
+def test_the_engines_own_policy_is_put_back(engine: Engine) -> None:
+    """Guards against an engine that a comparison leaves with a fixed length, or with none."""
+    length = engine.drafting.length
+    policy = length.policy
+    runner = PairRunner(engine, max_tokens=8)
+    fixed = runner.run("w", [Prompt(id="p", kind="a", text="a b a b a b a b")], k=1)
+    assert length.policy is policy
+    assert fixed.off.num_draft_tokens == 0
+    assert 0 < fixed.on.num_draft_tokens <= fixed.on.num_steps  # one draft a step
+    assert engine.draft_limit == length.most
 
 
 def test_first_difference_names_prompt_and_position() -> None:

@@ -11,6 +11,7 @@ from graphengine.demo import PROMPTS_FILE
 from graphengine.models.tokenizer import Tokenizer
 from tests.tiny import make_tokenizer
 
+IDS = {"id": "r-1", "kind": "r", "token_ids": [5, 6, 7]}
 ENTRY = {"id": "a-1", "kind": "a", "chat": True, "text": "hello"}
 
 
@@ -33,6 +34,15 @@ def test_both_forms_are_read(tmp_path: Path) -> None:
     assert {name: [p.id for p in found] for name, found in named.items()} == {"w": ["a-1", "b-1"]}
 
 
+def test_ids_and_temperatures_are_read(tmp_path: Path) -> None:
+    """Guards against a prompt of ids that is decoded and encoded, or answered at another heat."""
+    hot = {**IDS, "temperature": 1.5}
+    (found,) = load_workloads(_write(tmp_path, [hot]))["r"]
+    assert (encode(None, found), found.temperature) == ([5, 6, 7], 1.5)
+    (cold,) = load_workloads(_write(tmp_path, [ENTRY]))["a"]
+    assert cold.temperature == 0
+
+
 def test_the_demo_list_is_read() -> None:
     """Guards against a demo whose prompts do not ship or do not parse."""
     assert sum(map(len, load_workloads(PROMPTS_FILE).values())) >= 4
@@ -47,6 +57,9 @@ def test_the_demo_list_is_read() -> None:
         ({}, "no prompt list"),
         (3, "non-empty list"),
         ([{"id": "a"}], "exactly id, kind, chat, text"),
+        ([{**ENTRY, "temperature": "hot"}], "temperature='hot'"),
+        ([{**IDS, "text": "both"}], "exactly id, kind, chat, text, or id, kind, token_ids"),
+        ([{**IDS, "token_ids": []}], "non-empty list of token ids"),
         ([{**ENTRY, "more": 1}], "exactly id, kind, chat, text"),
         ([{**ENTRY, "chat": "yes"}], "chat='yes'"),
         ([{**ENTRY, "text": ""}], "text=''"),

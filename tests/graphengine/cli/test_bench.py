@@ -73,7 +73,17 @@ def test_bench_config_gives_every_length_a_cell() -> None:
     assert config.speculative.max_draft_tokens == 4
     assert not config.cache.enable_prefix_caching
     asked = EngineOptions(speculate="ngram:5").paired_config()
-    assert bench_config(asked, None, 1)[1] == [5]
+    assert bench_config(asked, None, 1)[1] == ["adaptive"]
+    config, choices = bench_config(asked, "adaptive, 7,3", 1)
+    assert choices == [3, 7, "adaptive"]
+    assert config.speculative is not None
+    assert config.speculative.max_draft_tokens == 7
+    fixed = EngineOptions(speculate="ngram:5", adaptive="off").paired_config()
+    assert bench_config(fixed, None, 1)[1] == [5]
+    with pytest.raises(ValueError, match="nothing adaptive"):
+        bench_config(fixed, "2,adaptive", 1)
+    with pytest.raises(ValueError, match=r"--k 'x': expected integers"):
+        bench_config(asked, "adaptive,x", 1)
 
 
 def test_what_is_compared_with_off(monkeypatch: pytest.MonkeyPatch) -> None:
