@@ -7,7 +7,7 @@ tokens emitted in between count. Reads no clock itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphengine.outputs import RequestOutput
@@ -15,7 +15,7 @@ from graphengine.outputs import RequestOutput
 
 @dataclass(slots=True)
 class DecodeTimer:
-    """Collects the outputs of a batch as they come."""
+    """Collects what a batch emits as it comes."""
 
     num_reqs: int
     # (seconds, tokens) of every step that emitted, in order
@@ -25,13 +25,25 @@ class DecodeTimer:
 
     def add(self, outputs: Sequence[RequestOutput], now: float) -> None:
         """The outputs of one engine step that ended at `now`."""
-        num_tokens = sum(output.num_new_tokens for output in outputs)
+        counts: dict[str, int] = {}
+        for output in outputs:
+            counts[output.request_id] = counts.get(output.request_id, 0) + output.num_new_tokens
+        self.add_counts(counts, now)
+
+    def add_counts(self, counts: Mapping[str, int], now: float) -> None:
+        """Tokens by request that were emitted at `now`, which never goes back."""
+        num_tokens = sum(counts.values())
         if num_tokens == 0:
             return
-        self._started.update(output.request_id for output in outputs)
+        self._started.update(counts)
         self._steps.append((now, num_tokens))
         if self._start_index is None and len(self._started) == self.num_reqs:
             self._start_index = len(self._steps) - 1
+
+    @property
+    def start(self) -> float | None:
+        """When the last request had its first token; None: not yet."""
+        return None if self._start_index is None else self._steps[self._start_index][0]
 
     @property
     def window(self) -> tuple[float, int]:

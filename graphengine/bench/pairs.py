@@ -7,22 +7,17 @@ fixed draft length, or the engine's own policy) and the comparison of the two to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
-from graphengine.bench.measure import BatchRun, run_batch
+from graphengine.bench.measure import BatchRun, DraftLengthChoice, drafting, run_batch
 from graphengine.bench.ratios import median_interval
 from graphengine.bench.workloads import Prompt, Workloads, batches, encode
-from graphengine.draft_length.policy import FixedLength
 from graphengine.engine import Engine
 from graphengine.sampling.params import SamplingParams
-
-OWN: Final = "adaptive"  # in place of a draft length: whatever the engine's policy chooses
-DraftLengthChoice = int | str  # a fixed length, or OWN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +166,7 @@ class PairRunner:
         """A short run of both sides, thrown away."""
         ids = encode(self.engine.tokenizer, prompt)
         for k in (0, self.engine.resolved.sizes.max_draft_tokens):
-            with self._drafting(k):
+            with drafting(self.engine, k):
                 run_batch(self.engine, [ids], SamplingParams(max_tokens=8))
 
     def run(
@@ -187,7 +182,7 @@ class PairRunner:
         params = [self._params(prompt, round) for prompt in prompts]
         runs: dict[DraftLengthChoice, BatchRun] = {}
         for side in (0, k) if off_first else (k, 0):
-            with self._drafting(side):
+            with drafting(self.engine, side):
                 runs[side] = run_batch(self.engine, ids, params)
         names = [prompt.id for prompt in prompts]
         is_sampled = any(prompt.temperature for prompt in prompts)
@@ -222,19 +217,6 @@ class PairRunner:
                             pairs.append(self.run(workload, batch, k=k, round=round_number))
                             progress()
         return [pair for pairs in cells.values() for pair in pairs]
-
-    @contextmanager
-    def _drafting(self, k: DraftLengthChoice) -> Iterator[None]:
-        """Draft at a fixed length meanwhile, or as the engine's own policy says."""
-        length = self.engine.drafting.length
-        policy, length.limit = length.policy, length.most
-        if k != OWN:
-            assert isinstance(k, int), f"k={k!r}: expected a length or {OWN!r}"
-            length.policy = FixedLength(k)
-        try:
-            yield
-        finally:
-            length.policy = policy
 
     def _params(self, prompt: Prompt, round: int) -> SamplingParams:
         return SamplingParams(

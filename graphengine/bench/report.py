@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.table import Table
 
-from graphengine.bench.pairs import DraftLengthChoice, Pair, independent_ratios
-from graphengine.bench.peer import PeerRound
+from graphengine.bench.measure import DraftLengthChoice
+from graphengine.bench.pairs import Pair, independent_ratios
 from graphengine.bench.ratios import Interval, median_interval
 from graphengine.bench.steps import StepTime
 
@@ -64,32 +64,6 @@ def _summary(pairs: Sequence[Pair]) -> Summary:
 def _median_rate(rates: Sequence[float]) -> float:
     measured = [rate for rate in rates if rate > 0]
     return median(measured) if measured else 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PeerSummary:
-    """All rounds of one batch size; median decode tokens/s, and the median of paired ratios."""
-
-    batch_size: int
-    peer_rate: float
-    own_rate: float
-    ratio: Interval
-
-
-def summarise_peer(rounds: Sequence[PeerRound]) -> list[PeerSummary]:
-    """One summary a batch size, ascending."""
-    groups: dict[int, list[PeerRound]] = {}
-    for one in sorted(rounds, key=lambda one: one.batch_size):
-        groups.setdefault(one.batch_size, []).append(one)
-    return [
-        PeerSummary(
-            batch_size=size,
-            peer_rate=median(one.peer_rate for one in group),
-            own_rate=median(one.own_rate for one in group),
-            ratio=median_interval([one.ratio for one in group]),
-        )
-        for size, group in groups.items()
-    ]
 
 
 def pair_table(summaries: Sequence[Summary]) -> Table:
@@ -145,31 +119,10 @@ def _find(steps: Sequence[StepTime], batch_size: int, k: int, context: int) -> S
     return found[0] if found else None
 
 
-def peer_table(rounds: Sequence[PeerRound]) -> Table:
-    """Plain decode (speculation off) beside the peer."""
-    table = Table(title=f"plain decode against {rounds[0].peer}, decode tokens/s")
-    for name in ("batch", "peer", "graphengine", "ratio", "95 % interval", "rounds"):
-        table.add_column(name, justify="right")
-    for row in summarise_peer(rounds):
-        table.add_row(
-            str(row.batch_size),
-            f"{row.peer_rate:.1f}",
-            f"{row.own_rate:.1f}",
-            f"{row.ratio.median:.2f}x",
-            row.ratio.bounds,
-            str(row.ratio.num_values),
-        )
-    return table
-
-
-def as_json(
-    pairs: Sequence[Pair], steps: Sequence[StepTime], rounds: Sequence[PeerRound]
-) -> dict[str, Any]:
-    """Summaries and every raw pair, step and round."""
+def as_json(pairs: Sequence[Pair], steps: Sequence[StepTime]) -> dict[str, Any]:
+    """Summaries and every raw pair and step."""
     return {
         "summary": [asdict(row) for row in summarise(pairs)],
         "steps": [asdict(step) for step in steps],
-        "peer_summary": [asdict(row) for row in summarise_peer(rounds)],
-        "peer_rounds": [{**asdict(one), "ratio": one.ratio} for one in rounds],
         "pairs": [pair.as_json() for pair in pairs],
     }

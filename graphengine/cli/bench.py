@@ -6,8 +6,8 @@ Owns the flags and the order of the parts. What is measured and how is `grapheng
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +16,12 @@ import typer
 
 from capture.shapes import DEFAULT_DRAFT_LENGTHS
 from graphengine.bench import environment, report
-from graphengine.bench.pairs import OWN, DraftLengthChoice, Pair, PairPlan, PairRunner
-from graphengine.bench.peer import PEERS, Peer, PeerRound, run_rounds
+from graphengine.bench.measure import OWN, DraftLengthChoice
+from graphengine.bench.pairs import Pair, PairPlan, PairRunner
+from graphengine.bench.peers import report as peer_report
+from graphengine.bench.peers.models import peer_model
+from graphengine.bench.peers.process import Peer, PeerPlace
+from graphengine.bench.peers.rounds import Contender, OwnContender, run_rounds
 from graphengine.bench.results_file import check_target, write_json
 from graphengine.bench.steps import StepTime, step_times
 from graphengine.bench.workloads import Prompt, batches, encode, load_all
@@ -26,11 +30,10 @@ from graphengine.cli.options import EngineOptions, Model, command, open_engine
 from graphengine.config import EngineConfig
 from graphengine.demo import PROMPTS_FILE
 from graphengine.engine import Engine
-from graphengine.models.locate import DEMO_MODEL
+from graphengine.models.locate import DEMO_MODEL, locate_model
 from graphengine.speculative_config import SpeculativeConfig
 
 _SHORT, _LONG = 100, 2000  # tokens of context of the step times
-_PEER_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,10 +72,15 @@ class BenchOptions:
         int, typer.Option(help="Replays of each step time; 0: no step times.", min=0)
     ] = 30
     against: Annotated[
-        str | None, typer.Option(help="Also compare plain decoding with: transformers.")
+        list[str] | None,
+        typer.Option(
+            help="Also another engine: transformers, vllm=PYTHON or llama.cpp=FOLDER, where it is "
+            "installed; may be repeated.",
+            metavar="NAME[=PATH]",
+        ),
     ] = None
     peer_rounds: Annotated[
-        int, typer.Option(help="Turns of each side and batch size of --against.", min=1)
+        int, typer.Option(help="Turns of each engine and batch of --against.", min=1)
     ] = 5
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write everything measured to this file.")
@@ -84,7 +92,7 @@ def bench(*, model: Model = DEMO_MODEL, wanted: BenchOptions, options: EngineOpt
     """Measure decode tokens/s with speculation off and on, interleaved in one process.
 
     What is on is --speculate's or GRAPHENGINE_SPECULATE's proposer, n-gram where none is named.
-    `--rounds 0 --replays 0 --against transformers` measures plain decoding beside the peer alone.
+    `--rounds 0 --replays 0 --against transformers` measures beside the peer alone.
     """
     workloads = _select(load_all(wanted.prompts or [PROMPTS_FILE]), wanted.workload)
     sizes = parse_numbers("--batch", wanted.batch, minimum=1)
@@ -98,12 +106,12 @@ def bench(*, model: Model = DEMO_MODEL, wanted: BenchOptions, options: EngineOpt
         max_tokens=wanted.max_tokens,
         half_width=wanted.half_width,
     )
-    measured = Measured(pairs=[], steps=[], rounds=[])
+    places = [PeerPlace.parse(text) for text in wanted.against or []]
+    measured = Measured()
     with closing(open_engine(model, config)) as engine:
         _measure(measured, engine, plan, wanted.replays)
-        if wanted.against is not None:
-            peer = PeerPlan(wanted.against, model, wanted.peer_rounds)
-            _against(measured, engine, plan, peer)
+        if places:
+            _against(measured, engine, plan, PeerPlan(places, model, wanted.peer_rounds))
         about = environment.describe(environment.command_line("graphengine"))
         about["engine"] = environment.describe_engine(engine)
     if wanted.json_file is not None:
@@ -115,16 +123,16 @@ def bench(*, model: Model = DEMO_MODEL, wanted: BenchOptions, options: EngineOpt
 class Measured:
     """Everything that a run of `bench` measured, so far."""
 
-    pairs: list[Pair]
-    steps: list[StepTime]
-    rounds: list[PeerRound]
+    pairs: list[Pair] = field(default_factory=list)
+    steps: list[StepTime] = field(default_factory=list)
+    peers: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerPlan:
-    """Whom to compare plain decoding with."""
+    """Whom to compare with."""
 
-    peer: str
+    places: Sequence[PeerPlace]
     model: str
     rounds: int
 
@@ -237,42 +245,57 @@ def _steps(engine: Engine, plan: PairPlan, replays: int) -> list[StepTime]:
 
 
 def _against(measured: Measured, engine: Engine, plan: PairPlan, peering: PeerPlan) -> None:
-    first = next(iter(plan.workloads.values()))
-    batch_list = [
-        [encode(engine.tokenizer, prompt) for prompt in batches(first, size)[0]]
+    batch_list = {
+        (workload, size): [encode(engine.tokenizer, prompt) for prompt in batches(prompts, size)[0]]
+        for workload, prompts in plan.workloads.items()
         for size in plan.batch_sizes
-    ]
-    dtype, threads = str(engine.resolved.dtype).removeprefix("torch."), torch.get_num_threads()
-    note(f"starting {peering.peer}")
-    with Peer.start(peering.peer, peering.model, dtype=dtype, num_threads=threads) as peer:
-        note(f"measuring {peering.rounds} rounds of {len(batch_list)} batch sizes")
-        rounds = run_rounds(
-            engine,
-            peer,
+    }
+    k = engine.resolved.sizes.max_draft_tokens
+    contenders: list[Contender] = [OwnContender(engine, 0), OwnContender(engine, k)]
+    with ExitStack() as stack:
+        for place in peering.places:
+            for length in (0, k):
+                note(f"starting {place.name}, {f'{length} drafts' if length else 'plain'}")
+                contenders.append(stack.enter_context(_start(engine, peering.model, place, length)))
+        note(f"measuring {peering.rounds} rounds of {len(batch_list)} batches")
+        turns = run_rounds(
+            contenders,
             batch_list,
             rounds=peering.rounds,
-            num_tokens=_PEER_TOKENS,
+            num_tokens=plan.max_tokens,
             progress=lambda one: note(
-                f"round {one.round + 1}, batch {one.batch_size}: {one.own_rate:.1f} tokens/s is "
-                f"{one.ratio:.2f} times {one.peer_rate:.1f}"
+                f"round {one.round + 1}, {one.workload}, batch {one.batch_size}: {one.contender} "
+                f"{'with drafts' if one.k else 'plain'} {one.rate:.1f} tokens/s"
             ),
         )
-    measured.rounds.extend(rounds)
-    stdout().print(report.peer_table(rounds))
+        console = stdout()
+        console.print(peer_report.peer_table(turns))
+        console.print(peer_report.contender_table(contenders))
+        measured.peers.update(peer_report.as_json(contenders, turns))
+
+
+def _start(engine: Engine, model: str, place: PeerPlace, k: int) -> AbstractContextManager[Peer]:
+    dtype = str(engine.resolved.dtype).removeprefix("torch.")
+    return Peer.start(
+        place,
+        peer_model(place, locate_model(model), dtype),
+        k=k,
+        dtype=dtype,
+        threads=torch.get_num_threads(),
+        max_num_seqs=engine.config.max_num_seqs,
+    )
 
 
 def _check_early(wanted: BenchOptions) -> None:
     """What would otherwise be refused only after minutes of measuring."""
     if not (wanted.rounds or wanted.replays or wanted.against):
         raise ValueError("nothing to measure: --rounds 0, --replays 0 and no --against")
-    if wanted.against is not None and wanted.against not in PEERS:
-        raise ValueError(f"--against {wanted.against}: allowed are {', '.join(PEERS)}")
     if wanted.json_file is not None:
         check_target(wanted.json_file)
 
 
 def _write(file: Path, about: dict[str, Any], measured: Measured) -> None:
-    write_json(file, {**about, **report.as_json(measured.pairs, measured.steps, measured.rounds)})
+    write_json(file, {**about, **report.as_json(measured.pairs, measured.steps), **measured.peers})
     note(f"written: {file}")
 
 

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graphengine.bench.pairs import OWN, Pair, PairRunner
+from graphengine.bench.measure import OWN
+from graphengine.bench.pairs import Pair, PairRunner
 from graphengine.bench.report import rate_text
 from graphengine.bench.workloads import Prompt, load_workloads
 from graphengine.cli import drafts

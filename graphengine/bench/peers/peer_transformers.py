@@ -1,20 +1,16 @@
-"""Peer process: Hugging Face transformers, eager, greedy. Run by `peer.py`, not imported.
-
-Arguments: checkpoint (a directory or a .gguf file), dtype, threads. Speaks one JSON object a line:
-first a description of itself, then for each `{"prompts", "num_tokens"}` on stdin the token ids and
-the seconds from the end of the first decode step to the end of the last. Imports nothing of this
-project, so that the peer is as its users have it.
-"""
+"""Peer process: Hugging Face transformers, eager. Run by `process.py`, not imported."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parent))
+import peer_protocol as protocol  # type: ignore[import-not-found]
 
 try:
     import torch
@@ -25,25 +21,34 @@ else:
     PROBLEM = ""
 
 
-def main() -> None:
-    path, dtype, num_threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever the libraries print must not get between the answers
+def start(options: dict[str, Any]) -> tuple[dict[str, Any], protocol.Generate]:
     if PROBLEM:
-        _answer(answers, {"error": PROBLEM})
-        return
-    torch.set_num_threads(num_threads)
+        raise protocol.Refusal(PROBLEM)
+    torch.set_num_threads(options["threads"])
     transformers.utils.logging.set_verbosity_error()
+    path, k = Path(options["model"]), options["k"]
     try:
-        model = _load(path, getattr(torch, dtype))
+        model = _load(path, getattr(torch, options["dtype"]))
     except (ImportError, OSError, ValueError) as error:
         # Reading a .gguf, transformers needs gguf and accelerate.
-        _answer(answers, {"error": f"transformers cannot load {path.name}: {error}"})
-        return
-    name = f"transformers {transformers.__version__} eager {dtype}"
-    _answer(answers, {"name": name, "pid": os.getpid(), "threads": torch.get_num_threads()})
-    for line in sys.stdin:
-        _answer(answers, _generate(model, **json.loads(line)))
+        raise protocol.Refusal(f"transformers cannot load {path.name}: {error}") from error
+    settings: dict[str, Any] = {"do_sample": False, "use_cache": True}
+    if k:
+        settings["prompt_lookup_num_tokens"] = k
+    what = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    description = {
+        "version": transformers.__version__,
+        "what": f"eager {options['dtype']}, generate({what})",
+        "pid": os.getpid(),
+        "threads": torch.get_num_threads(),
+    }
+
+    def generate(prompts: protocol.Prompts, num_tokens: int) -> Iterator[protocol.Delivery]:
+        if k and len(prompts) > 1:
+            raise protocol.Refusal("transformers looks drafts up for one request at a time")
+        return _generate(model, prompts, num_tokens, settings)
+
+    return description, generate
 
 
 def _load(path: Path, dtype: torch.dtype) -> Any:
@@ -55,18 +60,21 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def _generate(model: Any, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
+def _generate(
+    model: Any, prompts: protocol.Prompts, num_tokens: int, settings: dict[str, Any]
+) -> Iterator[protocol.Delivery]:
     width = max(map(len, prompts))
     padding = [[0] * (width - len(prompt)) for prompt in prompts]
-    ids = torch.tensor([pad + prompt for pad, prompt in zip(padding, prompts, strict=True)])
+    ids = torch.tensor([[*pad, *prompt] for pad, prompt in zip(padding, prompts, strict=True)])
     mask = torch.tensor([[0] * len(pad) + [1] * (width - len(pad)) for pad in padding])
-    ends: list[float] = []
+    ends: list[tuple[float, int]] = []
+    begin = time.perf_counter()
 
     class Clock(transformers.StoppingCriteria):  # type: ignore[misc]
-        """Notes when each step ended; stops nothing."""
+        """Notes when each step ended, and with how many tokens; stops nothing."""
 
         def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-            ends.append(time.perf_counter())
+            ends.append((time.perf_counter() - begin, input_ids.shape[1] - width))
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
     with torch.inference_mode():
@@ -74,22 +82,16 @@ def _generate(model: Any, prompts: list[list[int]], num_tokens: int) -> dict[str
             ids,
             attention_mask=mask,
             generation_config=transformers.GenerationConfig(
-                do_sample=False,
-                max_new_tokens=num_tokens,
-                eos_token_id=None,
-                pad_token_id=0,
-                use_cache=True,
+                max_new_tokens=num_tokens, eos_token_id=None, pad_token_id=0, **settings
             ),
             stopping_criteria=transformers.StoppingCriteriaList([Clock()]),
         )
-    return {"token_ids": out[:, width:].tolist(), "decode_seconds": ends[-1] - ends[0]}
-
-
-def _answer(stream: Any, answer: dict[str, Any]) -> None:
-    stream.write(json.dumps(answer) + "\n")
-    stream.flush()
+    done = 0
+    for now, count in ends:
+        for index, row in enumerate(out[:, width:].tolist()):
+            yield now, index, row[done:count]
+        done = count
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        main()
+    protocol.serve(start)

@@ -1,7 +1,8 @@
-"""The peer: another engine in a process of its own, taking turns with ours over the same token ids.
+"""Peer: another engine in a process of its own, spoken to by one JSON object a line each way.
 
-Owns the subprocess and its protocol (one JSON object a line each way) and the rounds. Speculation
-is off on our side: this compares plain decoding.
+Owns the subprocess: where it is found, how it starts and ends, and what it has used. The scripts
+that it runs (`peer_*.py`) import nothing of this project, so that each engine is as its users have
+it.
 """
 
 from __future__ import annotations
@@ -11,68 +12,112 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
-from graphengine.bench.measure import run_batch
-from graphengine.engine import Engine
-from graphengine.models.locate import locate_model
-from graphengine.sampling.params import SamplingParams
+from graphengine.bench.measure import Answer
+from graphengine.decode_timer import DecodeTimer
 
-_SCRIPT = Path(__file__).with_name("peer_transformers.py")
-PEERS = ("transformers",)
-SETTLE_SECONDS = 0.3  # between turns, so that no thread of the other side is still spinning
+SCRIPTS: Final = MappingProxyType(
+    {
+        "transformers": "peer_transformers.py",
+        "vllm": "peer_vllm.py",
+        "llama.cpp": "peer_llama_cpp.py",
+    }
+)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PeerRound:
-    """One turn of each side; decode tokens a second, first tokens excluded on both."""
+@dataclass(frozen=True, slots=True)
+class PeerPlace:
+    """Which peer, and where it is installed.
 
-    peer: str
-    batch_size: int
-    round: int
-    peer_rate: float
-    own_rate: float
-    num_agreeing: int  # leading tokens that are the same on both sides, summed over requests
-    num_tokens: int
+    Attributes:
+        path: the Python of its environment (llama.cpp: the folder of its binaries); None: this
+            Python (PATH).
+    """
 
-    @property
-    def ratio(self) -> float:
-        return self.own_rate / self.peer_rate
+    name: str
+    path: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> PeerPlace:
+        """`NAME` or `NAME=PATH`.
+
+        Raises:
+            ValueError: an unknown peer, or a path that is not there.
+        """
+        name, equals, path = text.partition("=")
+        if name not in SCRIPTS:
+            raise ValueError(f"--against {text}: allowed are {', '.join(SCRIPTS)}, each with =PATH")
+        if equals and not (path and Path(path).exists()):
+            raise ValueError(f"--against {text}: there is no file or folder {path!r}")
+        return cls(name, Path(path) if equals else None)
+
+    def command(self, options: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+        """Command line and environment."""
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+        python = sys.executable
+        if self.path is not None and self.name == "llama.cpp":
+            environment["LLAMA_CPP"] = str(self.path)
+        elif self.path is not None:
+            python = str(self.path)
+        script = Path(__file__).with_name(SCRIPTS[self.name])
+        # -P: the script's own folder must not shadow what it imports.
+        return [python, "-P", str(script), json.dumps(options)], environment
 
 
 class Peer:
-    """A running peer process. Use as `with Peer.start(...) as peer`."""
+    """A running peer process. Use as `with Peer.start(...) as peer`.
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    Attributes:
+        description: `version`, `what` exactly is run, `pid`, `threads`.
+        start_seconds: until it could take a request.
+    """
+
+    def __init__(self, name: str, k: int, process: subprocess.Popen[str]) -> None:
+        self.name, self.k = name, k
         self._process = process
+        begin = time.perf_counter()
         self.description: dict[str, Any] = self._read()
+        self.start_seconds = time.perf_counter() - begin
 
     @classmethod
     @contextmanager
-    def start(cls, name: str, model: str, *, dtype: str, num_threads: int) -> Iterator[Peer]:
+    def start(
+        cls, place: PeerPlace, model: Path, *, k: int, dtype: str, threads: int, max_num_seqs: int
+    ) -> Iterator[Peer]:
         """Load the model in the peer.
 
+        Args:
+            model: a checkpoint of the form that the peer reads.
+            k: most drafts of a step, looked up in the text; 0: plain decoding.
+
         Raises:
-            ValueError: an unknown peer, or the peer cannot start; the message is its own.
+            ValueError: the peer cannot start; the message is its own.
         """
-        if name not in PEERS:
-            raise ValueError(f"--against {name}: allowed are {', '.join(PEERS)}")
-        location = locate_model(model)
-        # -P: the script's own folder must not shadow what it imports.
-        command = [sys.executable, "-P", str(_SCRIPT), str(location.path), dtype, str(num_threads)]
+        command, environment = place.command(
+            {
+                "model": str(model),
+                "dtype": dtype,
+                "threads": threads,
+                "k": k,
+                "max_num_seqs": max_num_seqs,
+            }
+        )
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"},
+            env=environment,
             encoding="utf-8",
         )
         try:
-            yield cls(process)
+            yield cls(place.name, k, process)
         finally:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -82,22 +127,35 @@ class Peer:
             process.terminate()
             process.wait()
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> dict[str, Any]:
+    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Answer:
         """Greedy continuations of exactly `num_tokens` tokens.
 
-        Returns:
-            `token_ids` [num_reqs, num_tokens] and `decode_seconds`, from the end of the first step
-            to the end of the last.
-
         Raises:
-            ValueError: the peer process has ended.
+            ValueError: the peer process has ended, or cannot do this.
         """
         request = {"prompts": [list(prompt) for prompt in prompts], "num_tokens": num_tokens}
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended, which is what reading says
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        return self._read()
+        timer = DecodeTimer(len(prompts))
+        token_ids: list[list[int]] = [[] for _ in prompts]
+        for now, deliveries in groupby(self._read()["deliveries"], key=lambda one: float(one[0])):
+            counts: dict[str, int] = {}
+            for _, index, tokens in deliveries:
+                token_ids[index] += tokens
+                counts[str(index)] = counts.get(str(index), 0) + len(tokens)
+            timer.add_counts(counts, now)
+        return Answer.of(token_ids, timer)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most resident memory so far; 0 where the system does not tell."""
+        with suppress(OSError):
+            for line in Path(f"/proc/{self.description['pid']}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        return 0
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -109,69 +167,3 @@ class Peer:
         if "error" in answer:
             raise ValueError(f"peer: {answer['error']}")
         return answer
-
-
-def run_rounds(
-    engine: Engine,
-    peer: Peer,
-    batches: Sequence[Sequence[Sequence[int]]],
-    *,
-    rounds: int,
-    num_tokens: int,
-    progress: Callable[[PeerRound], None] = lambda one: None,
-) -> list[PeerRound]:
-    """Let both sides decode every batch in turns; who goes first alternates by round.
-
-    Args:
-        engine: ours, idle; its speculation is off meanwhile.
-        batches: prompts as token ids.
-        rounds: timed rounds; one more goes before, untimed.
-        num_tokens: tokens of every answer; ends of text are ignored on both sides.
-        progress: called after each timed turn of both sides.
-    """
-    limit, engine.draft_limit = engine.draft_limit, 0
-    results = []
-    for round_number in range(-1, rounds):
-        for batch in batches:
-            one = _round(engine, peer, batch, round_number, num_tokens)
-            if round_number >= 0:
-                results.append(one)
-                progress(one)
-    engine.draft_limit = limit
-    return results
-
-
-def _round(
-    engine: Engine,
-    peer: Peer,
-    batch: Sequence[Sequence[int]],
-    round_number: int,
-    num_tokens: int,
-) -> PeerRound:
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    theirs: dict[str, Any] = {}
-    for side in ("peer", "own") if round_number % 2 else ("own", "peer"):
-        time.sleep(SETTLE_SECONDS)
-        if side == "peer":
-            theirs = peer.generate(batch, num_tokens)
-        else:
-            ours = run_batch(engine, batch, params)
-    agreeing = sum(map(_common_prefix, theirs["token_ids"], ours.token_ids))
-    return PeerRound(
-        peer=str(peer.description["name"]),
-        batch_size=len(batch),
-        round=round_number,
-        peer_rate=len(batch) * (num_tokens - 1) / theirs["decode_seconds"],
-        own_rate=ours.rate,
-        num_agreeing=agreeing,
-        num_tokens=ours.num_tokens,
-    )
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    count = 0
-    for left, right in zip(a, b, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count

@@ -111,16 +111,22 @@ def test_the_peer_alone(cli: Cli, checkpoint: Path, prompts: Path, tmp_path: Pat
     )  # fmt: skip
     assert result.code == 0, result.err
     assert "speculation on against off" not in result.out
-    assert len(re.findall(r"^round \d, batch \d: .* times ", result.err, re.M)) == 4
+    assert len(re.findall(r"^round \d, \w+, batch \d: .* tokens/s$", result.err, re.M)) == 14
     data = json.loads(target.read_text())
     assert data["pairs"] == data["steps"] == []
-    rounds = [(one["batch_size"], one["round"]) for one in data["peer_rounds"]]
-    assert rounds == [(1, 0), (2, 0), (1, 1), (2, 1)]
-    assert [one["batch_size"] for one in data["peer_summary"]] == [1, 2]
-    for size, row in enumerate(data["peer_summary"], 1):
-        ratios = sorted(r["ratio"] for r in data["peer_rounds"] if r["batch_size"] == size)
-        assert [row["ratio"]["low"], row["ratio"]["high"]] == ratios
-        assert row["ratio"]["coverage"] == 0.5
+    turns = [(one["batch_size"], one["round"]) for one in data["turns"]]
+    assert turns == [(1, 0)] * 4 + [(2, 0)] * 3 + [(1, 1)] * 4 + [(2, 1)] * 3
+    assert [one["name"] for one in data["contenders"]] == ["graphengine"] * 2 + ["transformers"] * 2
+    (row,) = (one for one in data["peer_summary"] if one["ratio"] and one["batch_size"] == 2)
+    rates = [one for one in data["turns"] if one["batch_size"] == 2 and not one["k"]]
+    ratios = sorted(
+        ours["rate"] / theirs["rate"]
+        for ours in rates
+        for theirs in rates
+        if (ours["contender"], theirs["contender"]) == ("graphengine", "transformers")
+        and ours["round"] == theirs["round"]
+    )
+    assert [row["ratio"]["low"], row["ratio"]["high"]] == ratios
 
 
 def test_number_lists() -> None:
