@@ -94,7 +94,22 @@
     drawLegend();
     drawPositions();
     drawTimeline();
+    drawByline();
     drawHint();
+    if (tokens.length && matchMedia("(min-width: 56rem)").matches) show(example());
+  }
+
+  // A token of a step that shows most: drafts of which some were kept and one was not.
+  function example() {
+    const score = ([, , count, accepted, drafts]) => Math.min(accepted, 3) + (accepted < drafts.length && accepted < count ? 2 : 0);
+    const best = answer.visits.reduce((one, other) => score(other) > score(one) ? other : one);
+    return best[1];
+  }
+
+  function drawByline() {
+    const facts = about.facts.slice(0, 3).map(([name, value]) => `${name === "Model" ? "" : `${name.toLowerCase()} `}${value}`);
+    facts.push(answer.temperature > 0 ? `sampled at temperature ${answer.temperature}` : "greedy: always the likeliest token");
+    fill("byline", ...facts.filter(Boolean).map((one) => make("span", "", one)));
   }
 
   function drawFigures() {
@@ -284,6 +299,7 @@
     const rows = answer.figures.positions;
     $("acceptance-note").textContent = rows.length
       ? "How often the guess at each place of a draft was kept. A guess is kept only where all before it in its draft were."
+        + (about.adaptive ? " Long drafts are tried where guessing goes well, so a later place may do better than an earlier one." : "")
       : about.speculative ? "No draft was verified for this answer." : "Speculation was off: nothing was drafted.";
     fill("positions", ...rows.flatMap(([drafted, accepted], place) => [
       make("span", "", `guess ${place + 1}`), track(accepted / drafted),
@@ -299,9 +315,9 @@
   // A round number of milliseconds that nearly all steps stay under.
   function niceTop(totals) {
     const sorted = [...totals].sort((one, other) => one - other);
-    const high = Math.max(sorted[Math.floor(0.97 * (sorted.length - 1))] * 1.2, 1e-3);
+    const high = Math.max(sorted[Math.floor(0.97 * (sorted.length - 1))] * 1.1, 1e-3);
     const unit = 10 ** Math.floor(Math.log10(high));
-    return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((one) => one * unit).find((one) => one >= high);
+    return [1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10].map((one) => one * unit).find((one) => one >= high);
   }
 
   function drawTimeline() {

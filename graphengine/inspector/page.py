@@ -54,6 +54,7 @@ class About:
             "command": self.command,
             "speculative": speculative is not None,
             "exact": speculative is None or speculative.verification == "exact",
+            "adaptive": speculative is not None and speculative.adaptive is not False,
             "sampling": None if speculative is None else speculative.draft_sampling,
             "async": engine.resolved.async_steps > 0,
         }
