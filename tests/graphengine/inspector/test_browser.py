@@ -60,6 +60,7 @@ def _dump(page: Path, out: Path) -> str:
     """The document of a page once it has drawn itself."""
     assert CHROMIUM is not None
     command = [CHROMIUM, "--headless", "--disable-gpu", f"--user-data-dir={out}", "--dump-dom"]
+    command += ["--no-first-run", "--disable-background-networking", "--disable-component-update"]
     if os.geteuid() == 0:
         command.append("--no-sandbox")
     done = subprocess.run(
