@@ -10,7 +10,7 @@
     p: ["plain", "no guess was made in this step"],
   };
   const PHASES = [["draft", "drafting"], ["verify", "the model"], ["host", "host"], ["prefill", "prompts"]];
-  let answer, visitOf, tokens, pinned = null, shownStep = -1, layout = null;
+  let answer, visitOf, tokens, shown = [], pinned = null, shownStep = -1, layout = null;
 
   // ---- small helpers ----
 
@@ -21,11 +21,12 @@
     return element;
   }
   const fill = (id, ...children) => { $(id).replaceChildren(...children); return $(id); };
-  const percent = (share) => share === 0 ? "0 %" : share < 0.001 ? "< 0.1 %" : share > 0.9995 && share < 1 ? "> 99.9 %" : `${(100 * share).toFixed(share < 0.1 || share > 0.99 ? 1 : 0)} %`;
+  const percent = (share) => share === 0 || share === 1 ? `${100 * share} %` : share < 0.001 ? "< 0.1 %" : share > 0.9995 && share < 1 ? "> 99.9 %" : `${(100 * share).toFixed(share < 0.1 || share > 0.99 ? 1 : 0)} %`;
   const ms = (value) => `${value < 1 ? value.toFixed(2) : value.toFixed(1)} ms`;
   const many = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
   const vocab = (id) => data.vocab[id] ?? `#${id}`;
   const INVISIBLE = /[\u061c\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]/g;
+  const TURNS = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/; // the direction of what follows
   const CONTROL = /[\u0000-\u001f\u007f-\u009f]/g;
   const code = (one) => `‹${one.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
 
@@ -48,6 +49,7 @@
   }
   const stepOf = (number) => {
     const [batch, k, tier, reqs, draft, verify, prefill, host] = data.steps[answer.visits[number][0]];
+    if (!about.speculative) return { batch, k, tier, reqs, draft: 0, verify, prefill, host: host + draft };
     return { batch, k, tier, reqs, draft, verify, prefill, host };
   };
 
@@ -63,6 +65,7 @@
     });
     if (text.replace(INVISIBLE, "").replace(CONTROL, (one) => "\n\t\r".includes(one) ? one : "") === "")
       element.dataset.mark = visible(nameOf(index));
+    if (TURNS.test(text)) element.classList.add("alone");
     element.dataset.i = index;
     element.tabIndex = -1;
     return element;
@@ -107,7 +110,7 @@
   }
 
   function drawByline() {
-    const facts = about.facts.slice(0, 3).map(([name, value]) => `${name === "Model" ? "" : `${name.toLowerCase()} `}${value}`);
+    const facts = about.facts.slice(0, about.speculative ? 3 : 2).map(([name, value]) => `${name === "Model" ? "" : `${name.toLowerCase()} `}${value}`);
     facts.push(answer.temperature > 0 ? `sampled at temperature ${answer.temperature}` : "greedy: always the likeliest token");
     fill("byline", ...facts.filter(Boolean).map((one) => make("span", "", one)));
   }
@@ -139,7 +142,7 @@
       row.append(make("span", `swatch ${letter}`, counts[letter].toLocaleString("en")), words);
       return row;
     }));
-    $("switches").hidden = !about.speculative;
+    $("switches").hidden = $("acceptance-card").hidden = !about.speculative;
   }
 
   // ---- one token ----
@@ -239,9 +242,10 @@
   }
 
   function show(index) {
-    tokens.forEach((one) => one.classList.contains("mate") && one.classList.remove("mate", "now"));
+    shown.forEach((one) => one.classList.remove("mate", "now"));
     const { start, count, number } = visitAt(index);
-    for (let i = start; i < start + count; i++) tokens[i].classList.add("mate");
+    shown = tokens.slice(start, start + count);
+    shown.forEach((one) => one.classList.add("mate"));
     tokens[index].classList.add("now");
     drawDetail(index);
     showStep(number);
@@ -251,6 +255,7 @@
     $("answer").querySelectorAll("[tabindex='0']").forEach((one) => { one.tabIndex = -1; });
     pinned = index;
     tokens[index].tabIndex = 0;
+    tokens[index].setAttribute("role", "button");
     tokens[index].setAttribute("aria-label", `${visible(nameOf(index))}, ${KINDS[answer.origins[index]][0]}`);
     show(index);
   }
@@ -300,7 +305,7 @@
     $("acceptance-note").textContent = rows.length
       ? "How often the guess at each place of a draft was kept. A guess is kept only where all before it in its draft were."
         + (about.adaptive ? " Long drafts are tried where guessing goes well, so a later place may do better than an earlier one." : "")
-      : about.speculative ? "No draft was verified for this answer." : "Speculation was off: nothing was drafted.";
+      : "No draft was verified for this answer.";
     fill("positions", ...rows.flatMap(([drafted, accepted], place) => [
       make("span", "", `guess ${place + 1}`), track(accepted / drafted),
       wrap(make("strong", "", percent(accepted / drafted)), make("span", "count", ` ${accepted} of ${drafted}`)),

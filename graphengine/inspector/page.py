@@ -40,7 +40,7 @@ class About:
         speculative = engine.resolved.speculative
         facts = [("Model", Path(self.model).name)]
         if speculative is None:
-            facts.append(("Drafts from", "nobody: speculation was off"))
+            facts.append(("Speculation", "off"))
         else:
             facts += [
                 ("Drafts from", _proposer(speculative)),

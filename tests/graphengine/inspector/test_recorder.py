@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from graphengine import tracing
+from graphengine.config import CacheConfig
 from graphengine.inspector import Recorder
 from graphengine.inspector.page_data import figures, origins
+from graphengine.outputs import RequestOutput
+from graphengine.sampled import Sampled
 from graphengine.sampling.params import SamplingParams
 from graphengine.speculative_config import SpeculativeConfig
 from tests.graphengine.inspector.recorded import METHODS, PROMPT, WEIGHTS, Run, serve, start
@@ -143,6 +146,58 @@ def test_asynchronous_steps_have_the_same_drafts(monkeypatch: pytest.MonkeyPatch
         assert some == all_of[: len(some)]  # near the limit there is room for fewer
         assert len(some) == len(all_of) or place > LONG_TOKENS - 10
         assert tokens == others[: len(tokens)]
+
+
+def _check_streams(run: Run) -> None:
+    assert run.recorder is not None
+    for answer in run.recorder.answers():
+        output = run.outputs[answer.request.asked_id].outputs[answer.request.choice]
+        assert [token for visit in answer.visits for token in visit.token_ids] == output.token_ids
+        starts = [visit.start for visit in answer.visits]
+        assert starts == sorted(set(starts))
+
+
+def test_preempted_answers_are_whole() -> None:
+    """Guards a record that is lost, or there twice, where a request has to start over."""
+    engine = start("ngram", cache=CacheConfig(num_blocks=20))
+    params = replace(LONG, logprobs=0)
+    names = ("one", "two", "three", "four")
+    run = serve(engine, [(name, PROMPT, params) for name in names], record=True)
+    engine.close()
+    assert len(run.outputs) == len(names)
+    assert (
+        run.outputs["four"].metrics.num_preemptions + run.outputs["three"].metrics.num_preemptions
+    )
+    _check_streams(run)
+
+
+def test_a_step_that_breaks_off_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards tokens that stand twice on the page where Ctrl-C came between reading and commit."""
+    engine = start("suffix", max_num_seqs=1)
+    cut, calls = engine.delivery.cut, [0]
+
+    def interrupted(sampled: Sequence[Sampled]) -> list[Sampled]:
+        calls[0] += bool(sampled)
+        if calls[0] == 4:
+            calls[0] += 1
+            raise KeyboardInterrupt
+        return cut(sampled)
+
+    monkeypatch.setattr(engine.delivery, "cut", interrupted)
+    step = engine.step
+
+    def patient() -> list[RequestOutput]:
+        try:
+            return step()
+        except KeyboardInterrupt:
+            return []
+
+    monkeypatch.setattr(engine, "step", patient)
+    run = serve(engine, [("one", PROMPT, LONG)], record=True)
+    engine.close()
+    assert calls[0] > 5
+    assert len(run.outputs["one"].outputs[0].token_ids) == LONG_TOKENS
+    _check_streams(run)
 
 
 def test_an_engine_without_one_is_watched_by_nobody() -> None:
