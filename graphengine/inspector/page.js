@@ -408,8 +408,9 @@
         + (about.exact ? "The text is the same as without guessing, in fewer steps." : "The text is distributed as without guessing, in fewer steps.");
     fill("facts", ...about.facts.flatMap(([name, value]) => [make("dt", "", name), make("dd", "", value)]));
     $("command").textContent = about.command;
-    $("footnote").textContent = "Recorded while it ran. Recording asks the model for probabilities, which costs a little time in each step and changes no token"
-      + (about.exact ? "." : " that a greedy request gets.");
+    $("footnote").textContent = "Recorded while it ran. Recording asks the model for probabilities. That changes no token"
+      + (about.exact ? "" : " of a greedy request, and of a sampled one none while it draws on the same drafts")
+      + `, but takes a little time in each step${about.adaptive ? ", by which other draft lengths may have paid best than without it" : ""}.`;
     data.answers.forEach((one, index) => {
       const option = make("option", "", `${index + 1} of ${data.answers.length}: ${one.name}`);
       option.value = index;
