@@ -72,8 +72,9 @@ def render(recorder: Recorder, about: About, engine: Engine) -> str:
         return (visit.match_length or 0) >= speculative.override_min_match
 
     data = page_data(recorder, texts, copies) | {"about": about.data(engine)}
-    page = _part("html")
-    for name, text in (("css", _part("css")), ("js", _part("js")), ("json", to_json(data))):
+    page = _part("page.html")
+    parts = {name: _part(name) for name in ("page.css", "page.js", "charts.js")}
+    for name, text in (parts | {"data": to_json(data)}).items():  # data last: it may hold anything
         before, after = page.split(f"@@{name}@@")
         page = before + text + after
     return page
@@ -89,8 +90,8 @@ def to_json(data: object) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_MARKUP)
 
 
-def _part(kind: str) -> str:
-    return (_HERE / f"page.{kind}").read_text(encoding="utf-8").strip()
+def _part(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8").strip()
 
 
 def _proposer(speculative: SpeculativeConfig) -> str:

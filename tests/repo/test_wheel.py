@@ -70,7 +70,10 @@ def test_typed_markers_kernels_and_prompts(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert {f"{package}/py.typed" for package in rules.PACKAGES} <= names
     assert "graphengine/demo/prompts.json" in names
-    assert {f"graphengine/inspector/page.{kind}" for kind in ("html", "css", "js")} <= names
+    assert {
+        f"graphengine/inspector/{name}"
+        for name in ("page.html", "page.css", "page.js", "charts.js")
+    } <= names
     kernels = {Path(name).suffix for name in names if name.startswith("graphengine/kernels/")}
     assert {".cpp", ".h"} <= kernels
 

@@ -27,7 +27,7 @@ PROMPT = "def read(self, path):\n    with open(path) as file:\n        return fi
 # JavaScript knows, text from right to left and what turns text round.
 HOSTILE = (
     "</script><!--<script>]]>&lt;\"'`\\ ${1} http://x.test/a//b\n\n\t🙂🇩🇪 é\x00\x1b[31m\x7f\r"
-    "\u2028\u2029 مرحبا שלום \u202eabc\u202c\u200b\ufeff @@json@@ "
+    "\u2028\u2029 مرحبا שלום \u202eabc\u202c\u200b\ufeff @@data@@ "
     "</style><img src=x onerror=fail()>"
 )
 
