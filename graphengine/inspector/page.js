@@ -348,8 +348,7 @@ function listen() {
 function drawPage() {
   $("lead").textContent = about.speculative
     ? "A cheap drafter guesses the next few tokens; the model checks all of them in one step and keeps those that it "
-      + "would have written itself. The text is "
-      + `${about.exact ? "the same" : "distributed"} as without guessing, in fewer steps.`
+      + `would have written itself. The text is ${about.promise}, in fewer steps.`
     : "Speculation was off in this run, so the model wrote one token a step. With it, a cheap drafter guesses tokens "
       + "ahead, and this page shows which were kept.";
   fill("facts", ...about.facts.flatMap(([name, value]) => [make("dt", "", name), make("dd", "", value)]));

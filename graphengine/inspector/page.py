@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from graphengine.config import Numerics
 from graphengine.engine import Engine
 from graphengine.inspector.page_data import page_data
 from graphengine.inspector.recorder import Recorder, Visit
@@ -54,6 +55,7 @@ class About:
             "command": self.command,
             "speculative": speculative is not None,
             "exact": speculative is None or speculative.verification == "exact",
+            "promise": _promise(speculative, engine.config.numerics),
             "adaptive": speculative is not None and speculative.adaptive is not False,
             "sampling": None if speculative is None else speculative.draft_sampling,
             "async": engine.resolved.async_steps > 0,
@@ -101,6 +103,14 @@ def _proposer(speculative: SpeculativeConfig) -> str:
     if speculative.override is not None:
         name += f", {speculative.override} where it matches {speculative.override_min_match} tokens"
     return name
+
+
+def _promise(speculative: SpeculativeConfig | None, numerics: Numerics) -> str:
+    """What holds of the text, to follow "the text is"."""
+    if speculative is not None and speculative.verification != "exact":
+        return "distributed as without guessing"
+    near = "" if numerics == "invariant" else " but for near-ties (numerics=fast)"
+    return f"the same as without guessing{near}"
 
 
 def _policy(speculative: SpeculativeConfig, lengths: tuple[int, ...]) -> str:

@@ -129,6 +129,8 @@ def test_who_drafted_is_said(run: Run) -> None:
     method = speculative.method
     assert visits
     assert data["about"]["exact"] == (speculative.verification == "exact")
+    promise = "the same as" if speculative.verification == "exact" else "distributed as"
+    assert data["about"]["promise"] == f"{promise} without guessing"
     assert all((visit[7] is not None) == (method == "draft_model") for visit in visits)
     copied = {visit[5] for visit in visits}
     assert copied == {"ngram": {1}, "eagle": {0, 1}, "draft_model": {0}}[method]
