@@ -8,12 +8,15 @@ stepping has one flight for an instant; asynchronous stepping launches the next 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from capture.edge import Reading
+from capture.shapes import ShapeKey
 from graphengine.frame import Frame
 from graphengine.model_runner import ModelRunner
 from graphengine.request import Request, RequestStatus
+from graphengine.request_state import IntArray
 from graphengine.sampled import Sampled, read_sampled
 from graphengine.scheduler import ScheduledDecode
 from graphengine.tracing import VERIFY, traced
@@ -24,11 +27,23 @@ NO_DRAFT_KV = -(1 << 31)  # slots ahead of no number of tokens
 
 
 @dataclass(frozen=True, slots=True)
+class Landed:
+    """A step that has been read, for who watches."""
+
+    key: ShapeKey  # of its cell
+    draft: Draft
+    # int32 [at least num_reqs, k or k + 1]: what was drafted, of a draft on the device too
+    draft_token_ids: IntArray
+    sampled: Sequence[tuple[int, Sampled]]  # with their rows; of requests that are still there
+
+
+@dataclass(frozen=True, slots=True)
 class _Flight:
     decodes: list[ScheduledDecode]
     admissions: list[int | None]  # of the requests when it was launched
     draft: Draft
     frame: Frame
+    drafted: Reading | None = None  # of a draft on the device, while somebody watches
 
     def holds(self, index: int) -> bool:
         """Whether the request is still the one that was launched."""
@@ -45,17 +60,28 @@ class _Flight:
         draft = self.draft
         return int(draft.ahead[index]) if isinstance(draft, DeviceDraft) else NO_DRAFT_KV
 
+    def landed(self, sampled: Sequence[tuple[int, Sampled]]) -> Landed:
+        """All of it together; waits for drafts on the device."""
+        drafted = self.draft.token_ids
+        if isinstance(self.draft, DeviceDraft) and self.drafted is not None:
+            drafted = self.drafted.wait()[self.draft.places]
+        return Landed(self.frame.key, self.draft, drafted, sampled)
+
 
 class Flights:
     """See the module docstring.
 
     Args:
         runner: launches steps.
+
+    Attributes:
+        watch: called with every step that has been read, before it is committed; None: nobody.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._flights: deque[_Flight] = deque()  # oldest first
+        self.watch: Callable[[Landed], None] | None = None
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -76,7 +102,10 @@ class Flights:
         requests = [decode.request for decode in found]
         admissions = [request.admission for request in requests]
         frame = self._runner.verify(requests, draft)
-        self._flights.append(_Flight(found, admissions, draft, frame))
+        drafted = None
+        if self.watch is not None and isinstance(draft, DeviceDraft):
+            drafted = self._runner.edge.read(draft.tokens)
+        self._flights.append(_Flight(found, admissions, draft, frame, drafted))
         self.recount(requests)
         return len(alive)
 
@@ -87,7 +116,10 @@ class Flights:
         sampled = read_sampled(flight.decodes, flight.draft, flight.frame)
         self._flights.popleft()
         self.recount(decode.request for decode in flight.decodes)
-        return [one for index, one in enumerate(sampled) if flight.holds(index)]
+        held = [(index, one) for index, one in enumerate(sampled) if flight.holds(index)]
+        if self.watch is not None:
+            self.watch(flight.landed(held))
+        return [one for _, one in held]
 
     def recount(self, requests: Iterable[Request]) -> None:
         """Bring up to date how many tokens are on their way to each, and how much draft KV."""

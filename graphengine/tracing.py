@@ -1,12 +1,13 @@
 """Tracing: the names of a step's phases, and the ranges that show them in a profiler.
 
 Owns the one list of names. A range is seen by torch.profiler on any device and, as NVTX, by Nsight
-Systems where there is CUDA. Off unless somebody asks: then a phase costs one look at a flag. Knows
-nothing of what the phases do.
+Systems where there is CUDA; who listens is told when each began and ended. Off unless somebody
+asks: then a phase costs one look at a flag. Knows nothing of what the phases do.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import wraps
@@ -27,8 +28,12 @@ PHASES: Final = (SCHEDULE, PREFILL, DRAFT, VERIFY, PLAN, COMMIT, EMIT)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Listener = Callable[[str, float, float], None]
+"""Called at the end of a range with its name, and when it began and ended, by `perf_counter`."""
+
 _OFF: Final = nullcontext()
 _is_on = False
+_listener: Listener | None = None
 
 
 def enable() -> AbstractContextManager[object]:
@@ -36,10 +41,15 @@ def enable() -> AbstractContextManager[object]:
 
     A range that is open when this changes ends as it began.
     """
-    _switch(True)
-    until = ExitStack()
-    until.callback(_switch, False)
-    return until
+    return _switch(_listener)
+
+
+def listen(listener: Listener) -> AbstractContextManager[object]:
+    """Name the phases and tell the listener of each, as a context until its end.
+
+    Phases of all engines of this process, as they end: those inside another before it.
+    """
+    return _switch(listener)
 
 
 def span(name: str) -> AbstractContextManager[object]:
@@ -63,9 +73,17 @@ def traced(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return trace
 
 
-def _switch(on: bool) -> None:
-    global _is_on
-    _is_on = on
+def _switch(listener: Listener | None) -> AbstractContextManager[object]:
+    """Switch on; the context's end brings back what was before."""
+    until = ExitStack()
+    until.callback(_set, _is_on, _listener)
+    _set(True, listener)
+    return until
+
+
+def _set(on: bool, listener: Listener | None) -> None:
+    global _is_on, _listener
+    _is_on, _listener = on, listener
 
 
 class _Span:
@@ -75,8 +93,11 @@ class _Span:
         self._name = name
         self._record = torch.profiler.record_function(name)
         self._has_nvtx = torch.cuda.is_available()
+        self._listener = _listener
+        self._start = 0.0
 
     def __enter__(self) -> None:
+        self._start = time.perf_counter()
         if self._has_nvtx:
             torch.cuda.nvtx.range_push(self._name)
         self._record.__enter__()
@@ -90,3 +111,5 @@ class _Span:
         self._record.__exit__(kind, error, trace)
         if self._has_nvtx:
             torch.cuda.nvtx.range_pop()
+        if self._listener is not None:
+            self._listener(self._name, self._start, time.perf_counter())

@@ -19,6 +19,7 @@ from graphengine.cli.options import (
     command,
     open_engine,
 )
+from graphengine.cli.trace import Trace, TraceFile
 from graphengine.engine import Engine
 from graphengine.models.locate import DEMO_MODEL, locate_model
 from graphengine.models.tokenizer import check_unicode
@@ -29,6 +30,7 @@ MAX_TOKENS = 256  # where neither flag nor checkpoint says
 @command
 def generate(
     *,
+    context: typer.Context,
     model: Model = DEMO_MODEL,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; - or nothing: read it from stdin.")
@@ -48,6 +50,7 @@ def generate(
     max_tokens: Annotated[
         int | None, typer.Option(help=f"Most tokens of the answer. Default: {MAX_TOKENS}.")
     ] = None,
+    trace: TraceFile = None,
     display: DisplayOptions,
     sampling: SamplingOptions,
     options: EngineOptions,
@@ -55,6 +58,7 @@ def generate(
     """Answer a prompt, streaming the text to stdout."""
     params = sampling.params(model, max_tokens, MAX_TOKENS)
     locate_model(model)  # first: a prompt alone was taken for the model
+    page = Trace(trace, context)
     text = read_prompt(prompt, file)
     engine = open_engine(model, options.config())
     try:
@@ -62,7 +66,9 @@ def generate(
         if display.show_drafts:
             note(drafts.legend(colour=colour))
         answer = Answer(engine, colour_drafts=colour)
-        output = answer.stream(encode(engine, text, chat), params)
+        prompt_ids = encode(engine, text, chat)
+        with page.recording(engine, model):
+            output = answer.stream(prompt_ids, page.params(params))
         if display.stats:
             note(answer.figures(output))
     finally:

@@ -90,3 +90,20 @@ def test_switching_inside_a_range_is_harmless(monkeypatch: pytest.MonkeyPatch) -
         until.__exit__(None, None, None)
         assert stack == ["verify"]
     assert stack == []
+
+
+def test_a_listener_is_told_of_each_range_until_its_end() -> None:
+    """Guards times of the wrong range, and a listener that outlives its context."""
+    heard: list[tuple[str, float, float]] = []
+    with tracing.listen(lambda *range_: heard.append(range_)):
+        with tracing.span(tracing.STEP), tracing.span(tracing.DRAFT):
+            pass
+        with tracing.enable(), tracing.span(tracing.VERIFY):
+            pass  # a profiler beside it
+        with tracing.span(tracing.PLAN):
+            pass
+    with tracing.span(tracing.COMMIT):
+        pass
+    assert [name for name, _, _ in heard] == ["draft", "step", "verify", "plan"]
+    (_, first, last), (_, begin, end) = heard[:2]
+    assert begin <= first <= last <= end

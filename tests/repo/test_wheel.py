@@ -54,7 +54,7 @@ def test_top_level_names(wheel: zipfile.ZipFile) -> None:
 
 def test_every_source_file_is_in_the_wheel(wheel: zipfile.ZipFile, sources: Path) -> None:
     """Guards against a folder, kernel source or data file that works in a checkout only."""
-    kept = {".py", ".cpp", ".h", ".json", ".typed"}
+    kept = {".py", ".cpp", ".h", ".json", ".html", ".css", ".js", ".typed"}
     wanted = {
         path.relative_to(sources).as_posix()
         for package in rules.PACKAGES
@@ -70,6 +70,10 @@ def test_typed_markers_kernels_and_prompts(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert {f"{package}/py.typed" for package in rules.PACKAGES} <= names
     assert "graphengine/demo/prompts.json" in names
+    assert {
+        f"graphengine/inspector/{name}"
+        for name in ("page.html", "page.css", "page.js", "charts.js")
+    } <= names
     kernels = {Path(name).suffix for name in names if name.startswith("graphengine/kernels/")}
     assert {".cpp", ".h"} <= kernels
 
